@@ -40,13 +40,13 @@ def split_dims(texts: Sequence[str]) -> tuple[tuple[str, ...], SizeRange | None]
 
     Raises UsageError for what are no sizes, and for several symbols of which the largest is wanted.
     """
-    ranges = [found for text in texts if (found := _range(text)) is not None]
+    ranges = [size_range for text in texts if (size_range := _range(text)) is not None]
     given = tuple(text for text in texts if _range(text) is None)
     sizes = parse_dims(given)
-    for one in ranges:
-        parse_dims([f"{one.name}={one.first}"])
-        if one.name in sizes:
-            what = f"both {one.name}={sizes[one.name]} and {one.text} are given"
+    for wanted in ranges:
+        parse_dims([f"{wanted.name}={wanted.first}"])
+        if wanted.name in sizes:
+            what = f"both {wanted.name}={sizes[wanted.name]} and {wanted.text} are given"
             raise UsageError(what, where=DIM_OPTION, hint="give one")
     if len(ranges) > 1:
         what = f"the largest size of both {ranges[0].name} and {ranges[1].name} is asked for"
@@ -151,7 +151,7 @@ def try_sizes(sizes: Sequence[int], attempt: Callable[[int], TriedSizeFacts | No
         while low > 0 and fits(low - 1) and tried[sizes[low - 1]].rate > tried[sizes[low]].rate:
             low -= 1
     except KeyboardInterrupt:
-        if all(one.why for one in tried.values()):
+        if all(facts.why for facts in tried.values()):
             raise
     return [tried[size] for size in sorted(tried)]
 
@@ -159,9 +159,9 @@ def try_sizes(sizes: Sequence[int], attempt: Callable[[int], TriedSizeFacts | No
 def chosen_sizes(wanted: SizeRange, tried: Sequence[TriedSizeFacts], *, interrupted: bool = False) -> SizesFacts:
     """The largest size that fits, or if none does, the smallest; with the reason in words. interrupted: larger ones
     were not all tried."""
-    fitting = [one for one in tried if not one.why]
+    fitting = [facts for facts in tried if not facts.why]
     name, chosen = wanted.name, fitting[-1] if fitting else tried[0]
-    larger = next((one for one in tried if one.size > chosen.size), chosen)
+    larger = next((facts for facts in tried if facts.size > chosen.size), chosen)
     of = "size" if wanted.text.endswith(MAX) else f"of {wanted.text}"
     beyond = f"{name}={larger.size} {larger.why}"
     if not fitting:
@@ -172,7 +172,7 @@ def chosen_sizes(wanted: SizeRange, tried: Sequence[TriedSizeFacts], *, interrup
         text, beyond = f"{name}={chosen.size}, the largest {of}, surely fits", ""
     else:
         text = f"{name}={chosen.size} is the largest {of} that surely fits: {beyond}"
-    best = max(fitting, key=lambda one: one.rate, default=chosen)
+    best = max(fitting, key=lambda facts: facts.rate, default=chosen)
     if best.rate > chosen.rate:
         more = format_percent(best.rate / chosen.rate - 1)
         text += f"; with {name}={best.size}, {format_count(round(best.rate))} a second are {more} more"

@@ -44,7 +44,7 @@ def make_request(program: str, mesh: str, given: Mapping[str, Any]) -> Request:
     request = Request(
         program,
         mesh,
-        **{name: _read(one, written[one.key]) for name, one in OPTIONS.items() if one.key in written},
+        **{name: _read(option, written[option.key]) for name, option in OPTIONS.items() if option.key in written},
     )
     if request.complete and request.plan is None:
         raise UsageError("--complete adds to a saved plan", hint="give that with --plan FILE")

@@ -226,12 +226,12 @@ def sized(request: Request, planned: Callable[[Request, Outcome | None, bool], O
 
     tried = try_sizes(sizes_in(wanted, given, constraints, devices), attempt)
     assert best is not None
-    facts, found = chosen_sizes(wanted, tried, interrupted=interrupted), best[1]
+    facts, chosen = chosen_sizes(wanted, tried, interrupted=interrupted), best[1]
     if not interrupted:
         fit = Fit.as_written.value if best[0][0] else request.fit
         at_size = replace(request, content=content, fit=fit, dims=(f"{wanted.name}={facts.size}", *given))
-        found = surely(at_size, found, False)
-    return replace(found, report=replace(found.report, sizes=facts))
+        chosen = surely(at_size, chosen, False)
+    return replace(chosen, report=replace(chosen.report, sizes=facts))
 
 
 def plan_given(
@@ -315,23 +315,23 @@ def plan_given(
         algorithm = "mcts" if request.strategy is None else "strategy"
         algorithm = algorithm if saved is None or request.complete else "plan"
         report = build_report(source, evaluator, result, algorithm, request.seed, best.strategies)
-        report = replace(report, plan=replace(report.plan, tactics=[one.text for one in tactics.requests]))
+        report = replace(report, plan=replace(report.plan, tactics=[tactic.text for tactic in tactics.requests]))
         if confirmation is not None:
             report = with_confirmation(report, evaluator.problem, confirmation)
         problem, _, cost = result.fastest or (evaluator.problem, (), result.cost)
-        told = problem if cost.step_seconds < result.cost.step_seconds else None  # by the note on what is passed over
-        searched = [(one.evaluator.problem, one.result) for one in best.elsewhere]
-        report = with_mesh_choice(report, [(of.mesh, found) for of, found in searched if of is not told])
+        noted = problem if cost.step_seconds < result.cost.step_seconds else None  # by the note on what is passed over
+        searched = [(variant.evaluator.problem, variant.result) for variant in best.elsewhere]
+        report = with_mesh_choice(report, [(other.mesh, result) for other, result in searched if other is not noted])
         own = own_shardings()
         report = with_row(report, own, evaluator.problem.mesh)
         staged: StagePlan | None = None
         facts = report.predicted
         may_pay = not facts.fits or facts.step_seconds - facts.compute_seconds > (NEAR - 1) * facts.step_seconds
         if stages is not None or (annotated and free and not request.minimise and may_pay):
-            whole = original if source.program.microbatches > 1 else source
+            stage_source = original if source.program.microbatches > 1 else source
             label = request.strategy or ("" if free else f"the plan of {request.plan}")
             inside = StageOptions(request.pins, space.stated, label, needed)
-            staged = best_stages(whole, evaluator.problem.mesh, stages, inside)
+            staged = best_stages(stage_source, evaluator.problem.mesh, stages, inside)
         report = with_pipeline(report, None if staged is None else staged.priced, stages is not None)
     return Outcome(
         replace(report, timings=timings),
@@ -347,10 +347,10 @@ def plan_given(
 
 def _needed_in_stages(request: Request, tactics: TacticRequests, saved: SavedPlan | None) -> dict[str, str]:
     """Mesh axes without which a pin, a tactic or the saved plan has none -> that option."""
-    found = {name: f"--pin {pin!r}" for pin in request.pins for axes in parse_pin(pin)[1] for name in axes or ()}
-    found |= {one.axes[0]: f"{one.option} {one.text}" for one in tactics.requests if one.axes and len(one.axes) == 1}
+    needed = {name: f"--pin {pin!r}" for pin in request.pins for axes in parse_pin(pin)[1] for name in axes or ()}
+    needed |= {ask.axes[0]: f"{ask.option} {ask.text}" for ask in tactics.requests if ask.axes and len(ask.axes) == 1}
     axes = {decision.axis for decision in saved.decisions} if saved else set()
-    return {**found, **{name: f"--plan {request.plan}" for name in axes if len(axes) == 1}}
+    return {**needed, **{name: f"--plan {request.plan}" for name in axes if len(axes) == 1}}
 
 
 class _Judge:

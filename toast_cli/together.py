@@ -61,11 +61,11 @@ class Attempt:
 
     @property
     def is_met(self) -> bool:
-        return all(one.report.met for one in self.outcomes)
+        return all(outcome.report.met for outcome in self.outcomes)
 
     @property
     def _peak_bytes(self) -> float:
-        return sum(one.result.cost.peak_bytes for one in self.outcomes)
+        return sum(outcome.result.cost.peak_bytes for outcome in self.outcomes)
 
 
 # Plans the k-th program: alone, or under a sharding from an outcome on, briefly or in full.
@@ -110,30 +110,30 @@ def _planned_together(names: Sequence[str], runs: Sequence[int], planned: Planne
     for k in range(len(names)):
         alone.append(planned(k, None, None, _interrupted(alone)))
     # Paths of the arguments that all programs have, in the same shape and type.
-    first, *others = [_named(one.source.program) for one in alone]
-    shared = frozenset(path for path in first if all(other.get(path) == first[path] for other in others))
+    types = [_named(outcome.source.program) for outcome in alone]
+    shared = frozenset(path for path, kind in types[0].items() if all(of.get(path) == kind for of in types))
     if not shared:
         hint = "arguments are shared that have the same name and type; the programs' arguments: "
-        hint += " and ".join(", ".join(sorted(_named(one.source.program))[:3]) or "none has a name" for one in alone)
+        hint += " and ".join(", ".join(sorted(paths)[:3]) or "none has a name" for paths in types)
         raise UsageError("the programs share no argument", where=WITH_OPTION, hint=hint)
     best = _best_attempt(alone, shared, runs, planned)
     for _ in range(ROUNDS):
         if _interrupted((*alone, *best.outcomes)):
             break
         sharding = replace(best.sharding, limits=_limits(best.outcomes, alone, shared))
-        full = tuple(planned(k, sharding, one, False) for k, one in enumerate(best.outcomes))
+        full = tuple(planned(k, sharding, outcome, False) for k, outcome in enumerate(best.outcomes))
         best = Attempt(sharding, full)
         limits = _limits(full, alone, shared)
-        if all(one.result.cost.peak_bytes <= limit for one, limit in zip(full, limits, strict=True)):
+        if all(outcome.result.cost.peak_bytes <= limit for outcome, limit in zip(full, limits, strict=True)):
             break
-    kept = [_kept_bytes(one, shared) for one in best.outcomes]
+    kept = [_kept_bytes(outcome, shared) for outcome in best.outcomes]
     members = [
         MemberFacts(name, number, after.report.predicted.step_seconds, before.report.predicted.step_seconds, round(own))
         for name, number, after, before, own in zip(names, runs, best.outcomes, alone, kept, strict=True)
     ]
     facts = TogetherFacts(len(shared), _seconds(best.outcomes, runs), _seconds(alone, runs), members)
     limits = _limits(best.outcomes, alone, shared)
-    return tuple(_told(one, facts, limit) for one, limit in zip(best.outcomes, limits, strict=True))
+    return tuple(_told(outcome, facts, limit) for outcome, limit in zip(best.outcomes, limits, strict=True))
 
 
 def _told(outcome: Outcome, facts: TogetherFacts, limit: int) -> Outcome:
@@ -146,30 +146,30 @@ def _told(outcome: Outcome, facts: TogetherFacts, limit: int) -> Outcome:
 
 def _named(program: Program) -> dict[str, str]:
     """Path of each argument that has one -> its type."""
-    return {one.path: str(program.values[one.value]) for one in program.arguments if one.path}
+    return {argument.path: str(program.values[argument.value]) for argument in program.arguments if argument.path}
 
 
 def _best_attempt(alone: Sequence[Outcome], shared: frozenset[str], runs: Sequence[int], planned: Planner) -> Attempt:
     """The sharding with the least time in short searches. One is not tried whose known plans, with every other program
     as fast as alone, take much longer than the best."""
-    least = [one.report.predicted.step_seconds for one in alone]
-    known: dict[SharedSharding, dict[int, float]] = {}
+    least = [outcome.report.predicted.step_seconds for outcome in alone]
+    step_seconds: dict[SharedSharding, dict[int, float]] = {}  # of the fastest plan of each program that has it
     for k, outcome in enumerate(alone):
         priced = [(outcome.result.plan, outcome.result.cost.step_seconds)]
-        priced += [(one.plan, one.cost.step_seconds) for one in outcome.strategies.values() if one.fits]
+        priced += [(known.plan, known.cost.step_seconds) for known in outcome.strategies.values() if known.fits]
         for plan, seconds in priced:
-            steps = known.setdefault(_sharding_of(outcome, plan, shared), {})
+            steps = step_seconds.setdefault(_sharding_of(outcome, plan, shared), {})
             steps[k] = min(seconds, steps.get(k, inf))
     estimates = {
         sharding: sum(number * max(steps.get(k, 0.0), least[k]) for k, number in enumerate(runs))
-        for sharding, steps in known.items()
+        for sharding, steps in step_seconds.items()
     }
     best: Attempt | None = None
     for sharding in sorted(estimates, key=estimates.__getitem__):
         if best is not None and best.is_met and MUCH_LONGER * _seconds(best.outcomes, runs) < estimates[sharding]:
             break
         limited = replace(sharding, limits=_limits(alone, alone, shared))
-        attempt = Attempt(limited, tuple(planned(k, limited, one, True) for k, one in enumerate(alone)))
+        attempt = Attempt(limited, tuple(planned(k, limited, start, True) for k, start in enumerate(alone)))
         if attempt.is_better(best, runs):
             best = attempt
         if _interrupted((*alone, *attempt.outcomes)):
@@ -182,10 +182,10 @@ def _sharding_of(outcome: Outcome, plan: Plan, shared: frozenset[str]) -> Shared
     mesh, program = outcome.problem.mesh, outcome.source.program
     shardings = outcome.evaluator.lowered(plan).shardings
     pins = []
-    for one in program.arguments:
-        if one.path in shared and program.values[one.value].shape:
-            entries = ("+".join(mesh.names[axis] for axis in axes) or "None" for axes in shardings[one.value])
-            pins.append(f"{one.path}={','.join(entries)}")
+    for argument in program.arguments:
+        if argument.path in shared and program.values[argument.value].shape:
+            entries = ("+".join(mesh.names[axis] for axis in axes) or "None" for axes in shardings[argument.value])
+            pins.append(f"{argument.path}={','.join(entries)}")
     shape = ",".join(f"{name}={size}" for name, size in zip(mesh.names, mesh.sizes, strict=True))
     return SharedSharding(shape, tuple(sorted(pins)))
 
@@ -195,23 +195,23 @@ def _kept_bytes(outcome: Outcome, shared: frozenset[str]) -> float:
     mesh, program = outcome.problem.mesh, outcome.source.program
     shardings = outcome.evaluator.lowered(outcome.result.plan).shardings
     common = sum(
-        program.values[one.value].bytes / prod(mesh.sizes[axis] for axes in shardings[one.value] for axis in axes)
-        for one in program.arguments
-        if one.path in shared
+        program.values[a.value].bytes / prod(mesh.sizes[axis] for axes in shardings[a.value] for axis in axes)
+        for a in program.arguments
+        if a.path in shared
     )
     return max(0.0, outcome.result.cost.argument_bytes - common)
 
 
 def _limits(outcomes: Sequence[Outcome], alone: Sequence[Outcome], shared: frozenset[str]) -> tuple[int, ...]:
     """[programs] bytes per device that each may use: what it may use alone, without what the others keep."""
-    kept = [_kept_bytes(one, shared) for one in outcomes]
-    usable = (one.problem.mesh.limit_bytes for one in alone)
+    kept = [_kept_bytes(outcome, shared) for outcome in outcomes]
+    usable = (outcome.problem.mesh.limit_bytes for outcome in alone)
     return tuple(max(1, round(limit - sum(kept) + own)) for limit, own in zip(usable, kept, strict=True))
 
 
 def _seconds(outcomes: Sequence[Outcome], runs: Sequence[int]) -> float:
-    return sum(number * one.report.predicted.step_seconds for number, one in zip(runs, outcomes, strict=True))
+    return sum(number * outcome.report.predicted.step_seconds for number, outcome in zip(runs, outcomes, strict=True))
 
 
 def _interrupted(outcomes: Sequence[Outcome]) -> bool:
-    return any(one.result.stopped == "interrupted" for one in outcomes)
+    return any(outcome.result.stopped == "interrupted" for outcome in outcomes)

@@ -130,7 +130,7 @@ class Loaded:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         import jax
 
-        leaves, known = self._leaves(arguments, keywords)
+        leaves, trees = self._leaves(arguments, keywords)
         self._check_shapes(leaves)
         leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
         if self._shardy:
@@ -138,7 +138,7 @@ class Loaded:
         results = self._run(*leaves)
         if self._names:
             results = [jax.device_put(leaf, where) for leaf, where in zip(results, self.out_shardings, strict=True)]
-        return tree_of([below_root(place.path) for place in self.results], results, known)
+        return tree_of([below_root(place.path) for place in self.results], results, trees)
 
     def lower(self) -> Any:
         """The program as a `jax.stages.Lowered` over its flat arguments (not for HLO text)."""
@@ -195,18 +195,18 @@ class Loaded:
         """Flattens the function's arguments to the program's arguments, in order; also returns their trees."""
         import jax
 
-        known: dict[Any, Any] = {}
+        trees: dict[Any, Any] = {}
         for tree in (*arguments, *keywords.values()):
-            known.update(subtrees(tree))
+            trees.update(subtrees(tree))
         flat = jax.tree.leaves(arguments)
         if not keywords and len(flat) == len(self.arguments):
-            return flat, known
+            return flat, trees
         for sized in (True, False):  # without sizes, arguments match whose sizes are then refused by name
-            found: dict[str, Any] = {}
+            leaf_of: dict[str, Any] = {}
             for name, tree in [*self._by_name(arguments, sized), *keywords.items()]:
                 for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-                    found[name + jax.tree_util.keystr(path)] = leaf
-            missing = [place.path for place in self.arguments if place.path not in found]
+                    leaf_of[name + jax.tree_util.keystr(path)] = leaf
+            missing = [place.path for place in self.arguments if place.path not in leaf_of]
             if not missing:
                 break
         if missing:
@@ -216,7 +216,7 @@ class Loaded:
                 where=self._boundary.name,
                 hint=f"give the arguments that the program uses, by name: {', '.join(filter(None, self._roots))}",
             )
-        return [found[place.path] for place in self.arguments], known
+        return [leaf_of[place.path] for place in self.arguments], trees
 
     def _check_shapes(self, leaves: list[Any]) -> None:
         for leaf, place in zip(leaves, self.arguments, strict=True):
@@ -283,8 +283,8 @@ def read_boundary(path: str) -> tuple[ProgramInterface, bytes, bool]:
     def place(kind: str, number: int, name: str, value: int, donated: bool = False) -> InterfaceArray:
         array = program.values[value]
         sharding = stated.get(f"{kind} {number}")
-        found = sharding.axes if sharding is not None and sharding.axes is not None else ((),) * len(array.shape)
-        return InterfaceArray(name, found, array.shape, array.dtype, donated)
+        dim_axes = sharding.axes if sharding is not None and sharding.axes is not None else ((),) * len(array.shape)
+        return InterfaceArray(name, dim_axes, array.shape, array.dtype, donated)
 
     _, module = parse_here(content, source_name(path))  # as a child did when it was loaded
     refuse_left_out(module, source_name(path))
@@ -450,12 +450,10 @@ class LoadedStages(Loaded):
                 if step.program:
                     program, call = programs[step.program]
                     keys = [key(name, step.microbatch, program.stage) for name in program.arguments]
-                    made = call(
-                        *[np.asarray(step.microbatch, number_type) if one[0] == INDEX else held[one] for one in keys]
-                    )
-                    held.update(
-                        zip([key(n, step.microbatch, program.stage) for n in program.results], made, strict=True)
-                    )
+                    index = np.asarray(step.microbatch, number_type)
+                    results = call(*[index if array[0] == INDEX else held[array] for array in keys])
+                    made = [key(name, step.microbatch, program.stage) for name in program.results]
+                    held.update(zip(made, results, strict=True))
                 else:
                     keys = [(step.value, step.microbatch, step.source)]
                     sent = jax.device_put(held[keys[0]], self._on_stage(step.value, step.target))

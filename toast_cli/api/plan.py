@@ -44,8 +44,8 @@ def slash_expression(pattern: str) -> str:
     """A pattern over paths (`*['layers'][*]['w']`) as a regular expression over them in slashes:
     `.*layers/.*/w$`."""
     parts = [re.escape(part) for part in slash_path(pattern).split("*")]
-    whole = ".*".join(parts)
-    return f"{'' if pattern.startswith('*') else '^'}{whole.removeprefix('.*').removeprefix('/')}$"
+    expression = ".*".join(parts)
+    return f"{'' if pattern.startswith('*') else '^'}{expression.removeprefix('.*').removeprefix('/')}$"
 
 
 # ---------------------------------------------------------------- objects of JAX
@@ -202,8 +202,8 @@ class Plan:
         `state/params/layers/0/w`. The last rule is for all replicated arrays.
         """
         rules = rules_of(self._named_specs())
-        found = [(slash_expression(pattern), partition_spec(spec)) for pattern, spec in rules]
-        return [*found, (".*", partition_spec([]))]
+        by_path = [(slash_expression(pattern), partition_spec(spec)) for pattern, spec in rules]
+        return [*by_path, (".*", partition_spec([]))]
 
     def maxtext_rules(self, names: Mapping[str, str | Sequence[str]] | None = None) -> str:
         """`logical_axis_rules` as MaxText's YAML has them.
@@ -217,7 +217,8 @@ class Plan:
         for name, axes in self.logical_axis_rules():
             theirs = (names or {}).get(name, name)
             listed = json.dumps([axes] if isinstance(axes, str) else list(axes))
-            lines += [f"  - [{json.dumps(one)}, {listed}]" for one in ([theirs] if isinstance(theirs, str) else theirs)]
+            own_names = [theirs] if isinstance(theirs, str) else theirs
+            lines += [f"  - [{json.dumps(own_name)}, {listed}]" for own_name in own_names]
         return "\n".join(lines) + "\n"
 
     def keras_layouts(self, argument: str) -> dict[str, tuple[str | None, ...]]:
@@ -230,15 +231,15 @@ class Plan:
         Raises `UsageError` where the plan splits a dimension over two mesh axes, which Keras cannot say.
         """
         layouts: dict[str, tuple[str | None, ...]] = {}
-        for name, one in self._below(argument).items():
-            for axes in one.axes:
+        for name, array in self._below(argument).items():
+            for axes in array.axes:
                 if axes is not None and len(axes) > 1:
                     raise UsageError(
                         f"Keras names one axis for each dimension, and the plan splits one over {' and '.join(axes)}",
-                        where=one.path,
+                        where=array.path,
                         hint="fix it with pins=, or plan for a mesh shape with one axis",
                     )
-            layouts[name] = tuple(axes[0] if axes else None for axes in one.axes)
+            layouts[name] = tuple(axes[0] if axes else None for axes in array.axes)
         return layouts
 
     def mark_sharding_lines(self, argument: str) -> str:
@@ -256,8 +257,8 @@ class Plan:
             f"mesh = xs.Mesh(np.arange({prod(axes.values())}), {tuple(axes.values())!r}, {tuple_text(axes)})",
             "arrays = {**dict(model.named_parameters()), **dict(model.named_buffers())}",
         ]
-        for name, one in self._below(argument).items():
-            spec = f"({', '.join(map(entry_text, one.axes))}{',' if len(one.axes) == 1 else ''})"
+        for name, array in self._below(argument).items():
+            spec = f"({', '.join(map(entry_text, array.axes))}{',' if len(array.axes) == 1 else ''})"
             lines.append(f"xs.mark_sharding(arrays[{json.dumps(name)}], mesh, {spec})")
         return "\n".join(lines) + "\n"
 
@@ -267,15 +268,15 @@ class Plan:
         Raises `UsageError` if the program has no such argument.
         """
         roots: dict[str, None] = {}
-        found: dict[str, InterfaceArray] = {}
-        for one in self._argument_specs():
-            root, _, rest = slash_path(one.path).partition("/")
+        arrays: dict[str, InterfaceArray] = {}
+        for array in self._argument_specs():
+            root, _, rest = slash_path(array.path).partition("/")
             roots[root] = None
-            if root == argument and rest and any(one.axes):
-                found[rest] = one
+            if root == argument and rest and any(array.axes):
+                arrays[rest] = array
         if argument not in roots:
             raise UsageError(f"the program has no argument {argument!r}", hint=f"its arguments: {', '.join(roots)}")
-        return found
+        return arrays
 
     def _named_specs(self) -> list[InterfaceArray]:
         results = (_named_spec(result.name, result.sharding) for result in self.report.results if result.name)
@@ -378,7 +379,7 @@ class Plan:
         for decision in self.report.plan.decisions:
             if decision.kind == "shard" and decision.axis not in axes.setdefault(decision.target, []):
                 axes[decision.target].append(decision.axis)
-        return [(name, found[0] if len(found) == 1 else tuple(found)) for name, found in axes.items()]
+        return [(name, mesh_axes[0] if len(mesh_axes) == 1 else tuple(mesh_axes)) for name, mesh_axes in axes.items()]
 
     def program(self, format: str = "stablehlo", annotate: str = "minimal") -> bytes:
         """The program with its shardings ("stablehlo", "bytecode", "jax_export", "hlo"), or the shardings alone
@@ -386,8 +387,8 @@ class Plan:
 
         Raises `UsageError` for another format, or for a program that it cannot hold.
         """
-        known = self._signature
-        trees = (known.arguments, known.kept, known.results, list(known.leaves)) if known is not None else None
+        of = self._signature
+        trees = None if of is None else (of.arguments, of.kept, of.results, list(of.leaves))
         return self._outcome.emit(format, annotate, trees).content
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -448,9 +449,9 @@ class Plan:
         sizes = dict(chosen.shape)
         for axis, size in self.axes.items():
             if sizes.get(axis) != size:
-                found = f"has it in size {sizes[axis]}" if axis in sizes else f"has {', '.join(sizes)}"
+                stated = f"has it in size {sizes[axis]}" if axis in sizes else f"has {', '.join(sizes)}"
                 raise UsageError(
-                    f"the plan needs a mesh axis {axis!r} of size {size}; this mesh {found}",
+                    f"the plan needs a mesh axis {axis!r} of size {size}; this mesh {stated}",
                     where="mesh",
                     hint="use plan.mesh(), or partition for the mesh you have",
                 )

@@ -63,9 +63,9 @@ def _warn_of_versions(arguments: Sequence[str]) -> None:
         return
     from toast_cli.xla import untested_here
 
-    found = untested_here()
-    if found:
-        say("warning", found)
+    warning = untested_here()
+    if warning:
+        say("warning", warning)
 
 
 def _invoke(arguments: list[str]) -> object:

@@ -254,16 +254,17 @@ def _store(point: CheckPoint, judged: Judged, quiet: bool) -> None:
 def _output_targets(texts: list[str]) -> list[tuple[CheckFormat, Target]]:
     """Formats and their targets, from `--output-format FORMAT[=FILE]`."""
     where = "--output-format"
-    found = []
+    targets = []
     for text in texts:
         word, _, path = text.partition("=")
-        found.append((one_of(CheckFormat, where)(word), Target(where, path or "-")))
-    whole = [form.value for form, target in found if target.is_stdout and form in (CheckFormat.json, CheckFormat.junit)]
-    if whole and sum(target.is_stdout for _, target in found) > 1:
+        targets.append((one_of(CheckFormat, where)(word), Target(where, path or "-")))
+    printed = [form for form, target in targets if target.is_stdout]
+    lone = [form.value for form in printed if form in (CheckFormat.json, CheckFormat.junit)]
+    if lone and len(printed) > 1:
         raise UsageError(
-            f"{whole[0]} must be alone on stdout", where=where, hint=f"give the file of one: {whole[0]}=FILE"
+            f"{lone[0]} must be alone on stdout", where=where, hint=f"give the file of one: {lone[0]}=FILE"
         )
-    return found
+    return targets
 
 
 def _write(verdicts: list[CheckVerdict], targets: list[tuple[CheckFormat, Target]], quiet: bool, verbose: bool) -> None:

@@ -51,16 +51,16 @@ def compare(
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(replace(request, confirm=0, best=request.confirm), progress)
         plans = best_plans(outcome.evaluator, outcome.result, request.confirm)
-        found = tabulate(outcome.evaluator, outcome.report, plans, strategy or (), outcome.strategies)
-        found = with_contender(found, outcome.annotated, outcome.pipeline, outcome.evaluator)
+        comparison = tabulate(outcome.evaluator, outcome.report, plans, strategy or (), outcome.strategies)
+        comparison = with_contender(comparison, outcome.annotated, outcome.pipeline, outcome.evaluator)
         if request.confirm > 0:
-            named = {one.name: one.plan for one in found.contenders if one.kind == STRATEGY and not one.mesh}
+            named = {c.name: c.plan for c in comparison.contenders if c.kind == STRATEGY and not c.mesh}
             tell = None if quiet else say_confirmed
             compiled = compile_plans(outcome.source, outcome.evaluator, plans, named, request, tell)
-            found = with_compiled(outcome.evaluator, found, compiled)
-    show(lambda width: [] if quiet else comparison_blocks(found, width, verbose), found.to_json(), targets)
-    taken = any(target.is_stdout for target in targets)
-    if quiet and (not taken or found.best is None):
-        stream = sys.stderr if taken else sys.stdout
-        print(plain_text(comparison_line(found), stream.encoding), file=stream)
-    return OK if found.best is not None else DOES_NOT_FIT
+            comparison = with_compiled(outcome.evaluator, comparison, compiled)
+    show(lambda width: [] if quiet else comparison_blocks(comparison, width, verbose), comparison.to_json(), targets)
+    piped = any(target.is_stdout for target in targets)
+    if quiet and (not piped or comparison.best is None):
+        stream = sys.stderr if piped else sys.stdout
+        print(plain_text(comparison_line(comparison), stream.encoding), file=stream)
+    return OK if comparison.best is not None else DOES_NOT_FIT

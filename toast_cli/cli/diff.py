@@ -29,6 +29,6 @@ def diff(
     from toast_cli.report.checks import blocks, difference
     from toast_cli.report.model import read_report
 
-    found = difference(read_report(before), read_report(now), (before, now))
-    show(lambda _: blocks(found), found.to_json(), targets)
-    return 0 if found.same else DIFFERENT
+    changes = difference(read_report(before), read_report(now), (before, now))
+    show(lambda _: blocks(changes), changes.to_json(), targets)
+    return 0 if changes.same else DIFFERENT

@@ -96,14 +96,14 @@ def explain(
             evaluator = evaluator if problem is outcome.problem else Evaluator(problem, [chosen])
         study = Study(outcome.source, evaluator, chosen)
         if as_annotated:
-            found = _annotated(study, outcome, request)
+            explanation = _annotated(study, outcome, request)
         else:
-            found = answer(study, decision=decision, collective=collective, peak=peak)
+            explanation = answer(study, decision=decision, collective=collective, peak=peak)
     for notice in outcome.notices:
         say("note", notice)
-    show(lambda width: [] if quiet else explanation_blocks(found, width, verbose), found.to_json(), targets)
+    show(lambda width: [] if quiet else explanation_blocks(explanation, width, verbose), explanation.to_json(), targets)
     if quiet and not any(target.is_stdout for target in targets):
-        print(plain_text(explanation_line(found), sys.stdout.encoding))
+        print(plain_text(explanation_line(explanation), sys.stdout.encoding))
     return OK
 
 

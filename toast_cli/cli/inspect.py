@@ -36,12 +36,12 @@ def inspect(
         facts = {
             "schema": SCHEMA,
             "path": program,
-            "symbols": [asdict(one) for one in listed],
+            "symbols": [asdict(symbol) for symbol in listed],
             "constraints": constraints,
         }
         show(lambda _: [symbol_table(listed, constraints)], facts, targets)
     else:
         source = load(program, content=content_of(program, dims, content), dims=dims)
-        found = inspect_program(source, analyse(source.program), symbols)
-        show(lambda _: blocks(found, verbose), found.to_json(), targets)
+        inspection = inspect_program(source, analyse(source.program), symbols)
+        show(lambda _: blocks(inspection, verbose), inspection.to_json(), targets)
     return 0

@@ -74,14 +74,14 @@ def with_options(*names: str, before: str, **defaults: str) -> Callable[[Command
 
     def wrap(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
-        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        place = [one.name for one in own].index(before)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        place = [parameter.name for parameter in own].index(before)
         parameters = [
             *own[:place],
             *(_parameter(name, defaults.get(name, DEFAULTS[name])) for name in names),
             *own[place:],
         ]
-        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return command
 
@@ -89,29 +89,31 @@ def with_options(*names: str, before: str, **defaults: str) -> Callable[[Command
 
 
 def _parameter(name: str, default: Any) -> inspect.Parameter:
-    one = OPTIONS[name]
-    type_ = one.kind if isinstance(one.kind, type) else _TYPES.get(one.kind, str)
-    if one.kind is OptionKind.TEXTS:
+    option = OPTIONS[name]
+    type_ = option.kind if isinstance(option.kind, type) else _TYPES.get(option.kind, str)
+    if option.kind is OptionKind.TEXTS:
         default = None
     if default is None:
         type_ = type_ | None
-    elif isinstance(one.kind, type):
+    elif isinstance(option.kind, type):
         default = type_(default)
     return inspect.Parameter(
-        one.key.replace("-", "_"), inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=default, annotation=Annotated[type_, _declared(one)],
+        option.key.replace("-", "_"), inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=default, annotation=Annotated[type_, _declared(option)],
     )  # fmt: skip
 
 
-def _declared(one: Option) -> Any:
-    if isinstance(one.kind, type):
-        return words(one.kind, one.flag, one.help)
-    if one.kind is OptionKind.PLANS:
-        return typer.Option(one.flag, metavar=one.metavar, help=one.help, envvar="TOAST_CONFIRM")
-    if one.kind is OptionKind.WHOLE:
-        return typer.Option(one.flag, parser=whole_number(one.least, one.flag), metavar=one.metavar, help=one.help)
-    spellings = (one.flag, one.also) if one.also else (one.flag,)
-    return typer.Option(*spellings, metavar=one.metavar or None, help=one.help)
+def _declared(option: Option) -> Any:
+    if isinstance(option.kind, type):
+        return words(option.kind, option.flag, option.help)
+    spellings = (option.flag, option.also) if option.also else (option.flag,)
+    return typer.Option(
+        *spellings,
+        parser=whole_number(option.least, option.flag) if option.kind is OptionKind.WHOLE else None,
+        metavar=option.metavar or None,
+        envvar="TOAST_CONFIRM" if option.kind is OptionKind.PLANS else None,
+        help=option.help,
+    )
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print one line instead of the report.")]

@@ -173,21 +173,22 @@ def partition(
                 annotated = (annotate or Annotate.minimal).value
                 emitted[k] = outcome.emit_stages() if folder else outcome.emit(chosen.value, annotated)
     exits: list[int] = []
-    for outcome, written, ones in zip(outcomes, emitted, targets, strict=True):
+    for outcome, written, outputs in zip(outcomes, emitted, targets, strict=True):
+        piped = any(target.is_stdout for target in outputs.values())
         if exits and not quiet:
-            print(file=sys.stderr if any(target.is_stdout for target in ones.values()) else sys.stdout)
+            print(file=sys.stderr if piped else sys.stdout)
         report = outcome.report if written is None else written.report
-        _write(outcome, report, written, ones)
-        taken = any(target.is_stdout for target in ones.values())
+        _write(outcome, report, written, outputs)
         if quiet:  # the report has them among its notes
             for notice in outcome.notices:
                 say("note", notice)
-        if not (quiet and taken and met):
+        if not (quiet and piped and met):
             _show(
-                report, _written(ones.get("-o"), chosen, report, met=met), to_stderr=taken, quiet=quiet, verbose=verbose
-            )
+                report, _written(outputs.get("-o"), chosen, report, met=met),
+                to_stderr=piped, quiet=quiet, verbose=verbose,
+            )  # fmt: skip
         if judge is not None and written is not None:
-            exits.append(verify_outcome(outcome, written.content, chosen, judge, to_stderr=taken, quiet=quiet))
+            exits.append(verify_outcome(outcome, written.content, chosen, judge, to_stderr=piped, quiet=quiet))
         else:
             exits.append(OK)
     return max(exits) if met else DOES_NOT_FIT

@@ -156,7 +156,7 @@ def sweep(
     ]
     from toast_cli.hardware import load_spec
 
-    if best_by == BestBy.price and not any(load_spec(one, requests[0].prices).chip_price for one in mesh):
+    if best_by == BestBy.price and not any(load_spec(name, requests[0].prices).chip_price for name in mesh):
         hint = "give it with --price CHIP=PRICE, e.g. --price v5p=4.2, or as `price` in SPEC"
         raise UsageError("no chip has a price", where="--best-by price", hint=hint)
     limits = [bytes_or_none(text, "--memory-limit") for text in memory_limit or (None,)]
@@ -196,8 +196,8 @@ def _run(
     interrupted = False
     with ExitStack() as stack:
         log = stack.enter_context(open_log(targets["--jsonl"].path, fresh=fresh)) if "--jsonl" in targets else None
-        known = log.finished if log is not None else {}
-        done = {number: known[point.key] for number, point in enumerate(points) if point.key in known}
+        finished = log.finished if log is not None else {}
+        done = {number: finished[point.key] for number, point in enumerate(points) if point.key in finished}
         if done and not quiet:
             say("note", f"{len(done)} of {len(points)} points are done already")
         left = [number for number in range(len(points)) if number not in done]
@@ -288,15 +288,15 @@ def points_of(
     from toast_cli import __version__
 
     digests = {path: _digest(path) for request in requests for path in (request.program, request.mesh)}
-    found: dict[str, SweepPoint] = {}
+    points: dict[str, SweepPoint] = {}
     for request in requests:
         for point in _shaped(shapes, request):
             for limit in limits:
                 for seed in seeds:
-                    one = replace(point.request, memory_limit=limit, seed=seed)
-                    key = key_of(b"", one, digests[one.program], digests[one.mesh], __version__)[:16]
-                    found.setdefault(key, SweepPoint(one, key, point.error))
-    return list(found.values())
+                    varied = replace(point.request, memory_limit=limit, seed=seed)
+                    key = key_of(b"", varied, digests[varied.program], digests[varied.mesh], __version__)[:16]
+                    points.setdefault(key, SweepPoint(varied, key, point.error))
+    return list(points.values())
 
 
 def sizes_of(texts: Sequence[str]) -> list[tuple[str, ...]]:
@@ -307,10 +307,10 @@ def sizes_of(texts: Sequence[str]) -> list[tuple[str, ...]]:
     from toast_cli.largest_size import split_dims
 
     named = [(name, sizes.split(",")) for name, _, sizes in (text.partition("=") for text in texts)]
-    found = [*product(*([f"{name.strip()}={size.strip()}" for size in sizes] for name, sizes in named))]
-    for dims in found:
+    combinations = [*product(*([f"{name.strip()}={size.strip()}" for size in sizes] for name, sizes in named))]
+    for dims in combinations:
         split_dims(dims)
-    return found
+    return combinations
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -358,12 +358,12 @@ def _shaped(shapes: str | None, request: Request) -> Iterator[SweepPoint]:
             except ToastError as error:
                 yield SweepPoint(replace(request, mesh_shape=text), error=str(error))
                 continue
-            found = spec.mesh_shapes() if wildcards is None else fill_in(wildcards, spec.devices)
-            for sizes in found:
+            choices = spec.mesh_shapes() if wildcards is None else fill_in(wildcards, spec.devices)
+            for sizes in choices:
                 yield SweepPoint(
                     replace(request, mesh_shape=",".join(f"{axis}={size}" for axis, size in sizes.items()))
                 )
-            if not found:
+            if not choices:
                 none = f"no shape {text} has the {spec.devices} devices of {spec.name}"
                 yield SweepPoint(replace(request, mesh_shape=text), error=none)
 
@@ -476,8 +476,8 @@ def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
         content = file.read(limit_of(REPORT_BYTES) + 1)
         if len(content) > limit_of(REPORT_BYTES):
             raise too_large(path, limit_of(REPORT_BYTES))
-        finished, whole = _read(content, path)
-        file.truncate(whole)  # removes a line that a killed sweep did not finish
+        finished, complete_bytes = _read(content, path)
+        file.truncate(complete_bytes)  # removes a line that a killed sweep did not finish
         yield SweepLog(file, finished)
 
 
@@ -489,8 +489,8 @@ def _read(content: bytes, path: str) -> tuple[dict[str, SweepRow], int]:
     from toast_cli.report.command_tables import FAILED
 
     finished: dict[str, SweepRow] = {}
-    whole = content.rfind(b"\n") + 1
-    for number, line in enumerate(content[:whole].splitlines(), 1):
+    complete_bytes = content.rfind(b"\n") + 1
+    for number, line in enumerate(content[:complete_bytes].splitlines(), 1):
         row = _stored_row(line)
         if row is None:
             hint = "--fresh would overwrite it; give another file if it is not one of toast sweep's"
@@ -499,9 +499,9 @@ def _read(content: bytes, path: str) -> tuple[dict[str, SweepRow], int]:
             finished.pop(row.key, None)
         else:
             finished[row.key] = row
-    if whole == 0 and content and not content.startswith(b'{"schema"'):
+    if complete_bytes == 0 and content and not content.startswith(b'{"schema"'):
         raise UsageError("these are not the results of a sweep", where=path, hint="give another file")
-    return finished, whole
+    return finished, complete_bytes
 
 
 def _stored_row(line: bytes) -> SweepRow | None:

@@ -60,9 +60,9 @@ def tactics(
         from toast_cli.pipeline import problem_of
 
         problem = problem_of(program, mesh, given["mesh_shape"], dims=given["dim"] or ())
-        found = survey(problem, own.values())
+        surveyed = survey(problem, own.values())
         plans, reasons = applicable(problem)
-        drawn = command_tables.applying(found, problem.mesh.names, reasons, list(plans))
-        facts = {"tactics": [asdict(one) for one in found], "strategies": list(plans), "not_applicable": reasons}
+        drawn = command_tables.applying(surveyed, problem.mesh.names, reasons, list(plans))
+        facts = {"tactics": [*map(asdict, surveyed)], "strategies": list(plans), "not_applicable": reasons}
     show(lambda _: drawn, facts, targets)
     return 0

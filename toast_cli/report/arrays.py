@@ -49,9 +49,9 @@ def arguments(report: Report, verbose: bool = False) -> RenderableType:
     """Shardings of the stored arguments: the largest ones, folded by pattern, or all with `verbose`."""
     if verbose:
         rows = style.table([("", "right"), ("argument", "fold"), ("type", "left"), ("", "left"), ("sharding", "left")])
-        for one in report.arguments:
-            donated = "donated" if one.donated else ""
-            rows.add_row(str(one.index), slash_path(one.name), one.type, donated, _sharding(one, report))
+        for a in report.arguments:
+            donated = "donated" if a.donated else ""
+            rows.add_row(str(a.index), slash_path(a.name), a.type, donated, _sharding(a, report))
         return style.section("arguments", rows)
     return _folded("arguments", report.arguments, SHORT_ARGUMENTS, report)
 
@@ -64,61 +64,61 @@ def _folded(title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: i
     """One row per pattern of equal type and sharding; of more than `limit`, those with the most bytes, in order."""
     folded = fold(
         [
-            NamedArray(slash_path(one.name) or f"#{one.index}", (one.type, format_sharding(one.sharding)))
-            for one in entries
+            NamedArray(slash_path(entry.name) or f"#{entry.index}", (entry.type, format_sharding(entry.sharding)))
+            for entry in entries
         ]
     )
     sizes = [type_bytes(entries[row.members[0]].type) * len(row.members) for row in folded]
     largest = sorted(sorted(range(len(folded)), key=lambda number: -sizes[number])[:limit])
     drawn = style.table([("", "fold"), ("", "left"), ("", "right"), ("", "fold")])
-    for row, one in ((folded[number], entries[folded[number].members[0]]) for number in largest):
+    for row, entry in ((folded[number], entries[folded[number].members[0]]) for number in largest):
         count = len(row.members)
         times = f"×{format_count(count)}" if count > 1 else ""
-        drawn.add_row(row.pattern, one.type, times, _sharding(one, report))
+        drawn.add_row(row.pattern, entry.type, times, _sharding(entry, report))
     hidden = len(folded) - len(largest)
     more = style.more(hidden, "smaller pattern")
     return style.section(f"{title}, {format_count(len(entries))} in all", drawn, *more)
 
 
-def _sharding(one: ArgumentFacts | ResultFacts, report: Report) -> Text:
-    if not any(one.sharding):
-        return Text(format_sharding(one.sharding), style.LABEL)
-    return style.with_axes(format_sharding(one.sharding), list(report.mesh.axes))
+def _sharding(entry: ArgumentFacts | ResultFacts, report: Report) -> Text:
+    if not any(entry.sharding):
+        return Text(format_sharding(entry.sharding), style.LABEL)
+    return style.with_axes(format_sharding(entry.sharding), list(report.mesh.axes))
 
 
 def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | None:
     """The arrays live at the memory peak: similar ones in one row, most bytes first."""
-    paths = {one.name: slash_path(one.name) for one in report.arguments}
-    live = [replace(one, name=paths.get(one.name, one.name)) for one in report.predicted.live_at_peak]
+    paths = {array.name: slash_path(array.name) for array in report.arguments}
+    live = [replace(array, name=paths.get(array.name, array.name)) for array in report.predicted.live_at_peak]
     if not live:
         return None
     peak = report.predicted.peak_bytes or 1
-    folded = [(row.pattern, len(row.members), live[row.members[0]]) for row in fold([_alike(one) for one in live])]
+    folded = [(row.pattern, len(row.members), live[row.members[0]]) for row in fold([_alike(array) for array in live])]
     folded.sort(key=lambda row: -row[1] * row[2].bytes)
     shown = folded if verbose else folded[:SHORT_LIVE]
     rows = [
         (
-            format_bytes(count * one.bytes),
-            format_percent(count * one.bytes / peak),
+            format_bytes(count * array.bytes),
+            format_percent(count * array.bytes / peak),
             f"×{format_count(count)}" if count > 1 else "",
-            one.role,
-            one.type,
+            array.role,
+            array.type,
             name,
         )
-        for name, count, one in shown
+        for name, count, array in shown
     ]
     room = style.room(width, rows)
     heads = [("bytes", "right"), ("", "right"), ("", "right"), ("role", "left"), ("type", "left"), ("array", "fold")]
-    cells = [[*row, shorten_location(one.location, room)] for (_, _, one), row in zip(shown, rows, strict=True)]
+    cells = [[*row, shorten_location(array.location, room)] for (_, _, array), row in zip(shown, rows, strict=True)]
     drawn = style.fitted([*heads, ("from", "fold")], cells, width, spare=((1,), (3,), (6,)))
     where = f" ({report.predicted.peak_location})" if report.predicted.peak_location else ""
     rest = sum(count for _, count, _ in folded[len(shown) :])
     return style.section(f"alive at the peak{where}", drawn, *style.more(rest, "smaller one"))
 
 
-def _alike(one: LiveValue) -> NamedArray:
+def _alike(array: LiveValue) -> NamedArray:
     """The key of a row: arrays that are equal but for numbers in their path, or in the name stack of their maker."""
-    return NamedArray(one.name, (one.role, one.type, one.bytes, _NUMBER.sub("*", one.location)))
+    return NamedArray(array.name, (array.role, array.type, array.bytes, _NUMBER.sub("*", array.location)))
 
 
 # ---------------------------------------------------------------- collectives
@@ -139,8 +139,8 @@ def time_by_line(report: Report, width: int, verbose: bool) -> RenderableType | 
         return None
     columns = [("", "right"), ("time", "right"), ("line", "name"), ("module", "name"), ("mostly", "left")]
     rows = [
-        [format_percent(one.share), format_seconds(one.seconds), one.location or NOWHERE, one.module, one.mostly]
-        for one in shown
+        [format_percent(line.share), format_seconds(line.seconds), line.location or NOWHERE, line.module, line.mostly]
+        for line in shown
     ]
     return style.section(
         "where the time goes, compute and communication before overlap", style.fitted(columns, rows, width, [(4,)])
@@ -157,34 +157,34 @@ def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     rows = [
         (
             str(number),
-            one.kind,
-            "+".join(one.axes),
-            f"×{format_count(one.count)}",
-            format_seconds(one.seconds),
-            format_bytes(one.bytes),
+            collective.kind,
+            "+".join(collective.axes),
+            f"×{format_count(collective.count)}",
+            format_seconds(collective.seconds),
+            format_bytes(collective.bytes),
         )
-        for number, one in enumerate(shown, start=1)
+        for number, collective in enumerate(shown, start=1)
     ]
     room = style.room(width, rows)
     cells: list[list[str | Text]] = []
-    for one, (number, kind, axes, *figures) in zip(shown, rows, strict=True):
-        hand = BY_HAND if one.by_hand else ""
-        cause = hand + _cause(one, room - len(hand))
+    for collective, (number, kind, axes, *figures) in zip(shown, rows, strict=True):
+        hand = BY_HAND if collective.by_hand else ""
+        cause = hand + _cause(collective, room - len(hand))
         cells.append([number, kind, style.with_axes(axes, list(report.mesh.axes)), *figures, cause])
     drawn = style.fitted([*heads, ("caused by", "fold")], cells, width, spare=((5,),))
-    total = f"{format_count(sum(one.count for one in ordered))} a step"
+    total = f"{format_count(sum(collective.count for collective in ordered))} a step"
     rest = "" if len(shown) == len(ordered) else ", those that take longest"
     return style.section(f"collectives, {total}{rest}", drawn)
 
 
-def _cause(one: CollectiveFacts, room: int) -> str:
+def _cause(collective: CollectiveFacts, room: int) -> str:
     """`layer_*/mlp (bwd dot_general), model.py:51 ffn`: the module, and the user's own line on the same line or the
     next if it fits there; the line alone if the program has no modules."""
-    place, passes, path = split_location(one.location)
-    if not one.module:
-        return shorten_location(one.location or "(unknown)", room)
-    names, line = join_location(one.module, passes, path.rpartition("/")[2]), place.partition(" → ")[0]
-    if one.in_library or max(len(names), len(line)) > room:
+    place, passes, path = split_location(collective.location)
+    if not collective.module:
+        return shorten_location(collective.location or "(unknown)", room)
+    names, line = join_location(collective.module, passes, path.rpartition("/")[2]), place.partition(" → ")[0]
+    if collective.in_library or max(len(names), len(line)) > room:
         return names
     return f"{names}, {line}" if len(f"{names}, {line}") <= room else f"{names}\n{line}"
 
@@ -195,10 +195,10 @@ def together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
     return [
         replace(
             row[0],
-            count=sum(one.count for one in row),
-            seconds=sum(one.seconds for one in row),
-            location=_shared_location([one.location for one in row]),
-            module=around(path.split("/") for one in row for path in one.module.split(", ")),
+            count=sum(collective.count for collective in row),
+            seconds=sum(collective.seconds for collective in row),
+            location=_shared_location([collective.location for collective in row]),
+            module=around(path.split("/") for collective in row for path in collective.module.split(", ")),
         )
         for row in rows
     ]
@@ -226,15 +226,15 @@ KERNEL = "kernel"
 def constraints(report: Report, verbose: bool) -> RenderableType | None:
     """The number of constraints in the written program; with `verbose`, the lines to paste for users who keep their own
     program, without duplicates."""
-    placed = [one for one in report.constraints if one.place != KERNEL]
+    placed = [constraint for constraint in report.constraints if constraint.place != KERNEL]
     if not placed:
         return None
     count = format_plural(len(placed), "sharding constraint")
     if not verbose:
         return Text(f"{count} inside the written program, nothing to do by hand; --verbose lists them", style.LABEL)
-    alike = Counter((_place(one.location), one.type, one.line) for one in placed)
+    alike = Counter((_place(constraint.location), constraint.type, constraint.line) for constraint in placed)
     rows = [
-        (f"×{format_count(times)}" if times > 1 else "", _line_to_paste(report, *one)) for one, times in alike.items()
+        (f"×{format_count(times)}" if times > 1 else "", _line_to_paste(report, *key)) for key, times in alike.items()
     ]
     drawn = style.table([("", "right"), ("", "fold")], rows)
     return style.section(f"{count} inside the written program", drawn)
@@ -252,11 +252,11 @@ def _line_to_paste(report: Report, place: str, type_: str, line: str) -> Text:
 
 def kernels(report: Report) -> RenderableType | None:
     """The sharded kernels, and the equivalent lines of JAX."""
-    found = [one for one in report.constraints if one.place == KERNEL]
-    if not found:
+    calls = [call for call in report.constraints if call.place == KERNEL]
+    if not calls:
         return None
-    rows = [[_line_to_paste(report, _place(one.location), one.type, one.line)] for one in found[:SHORT_CONSTRAINTS]]
+    rows = [[_line_to_paste(report, _place(call.location), call.type, call.line)] for call in calls[:SHORT_CONSTRAINTS]]
     drawn = style.table([("", "fold")], rows)
-    rest = len(found) - SHORT_CONSTRAINTS
+    rest = len(calls) - SHORT_CONSTRAINTS
     more = [Text(f"and {format_count(rest)} more; the JSON report lists all", style.LABEL)] if rest > 0 else []
     return style.section("hand-written kernels on parts, and the same in JAX", drawn, *more)

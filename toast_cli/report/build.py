@@ -76,15 +76,16 @@ def build_report(
     """The facts of a run, without its timings. elsewhere: known strategies by name on the mesh shapes tried."""
     problem = evaluator.problem
     program, mesh = problem.program, problem.mesh
-    known = _baselines(evaluator, result.cost.step_seconds, elsewhere or {})
+    strategies = _baselines(evaluator, result.cost.step_seconds, elsewhere or {})
     baselines = {
-        name: baseline_facts(one.cost, mesh.limit_bytes, one.axes, other_shape(one.mesh, mesh))
-        for name, one in known.items()
+        name: baseline_facts(strategy.cost, mesh.limit_bytes, strategy.axes, other_shape(strategy.mesh, mesh))
+        for name, strategy in strategies.items()
     }
+    labelled = {strategy_label(k, facts.axes, facts.mesh): strategies[k] for k, facts in baselines.items()}
     parameters = sum(program.values[a.value].bytes for a in program.arguments)
     arguments, results = _shardings(problem, evaluator.lowered(result.plan))
     step = step_of(evaluator, result)
-    modules = Modules(source, (one.op for one in step.slices))
+    modules = Modules(source, (interval.op for interval in step.slices))
     return Report(
         ProgramFacts(
             source.path,
@@ -114,7 +115,7 @@ def build_report(
             summary(problem, result.plan),
             fixed=len(problem.fixed),
             strategy=result.known_as,
-            why=why(evaluator, result, {strategy_label(k, of.axes, of.mesh): known[k] for k, of in baselines.items()}),
+            why=why(evaluator, result, labelled),
         ),
         _predicted(source, evaluator, result),
         baselines,
@@ -209,20 +210,20 @@ def _live(source: Source, problem: Problem, value: int, size: float, role: str) 
 
 
 def _baselines(
-    evaluator: Evaluator, found_seconds: float, elsewhere: Mapping[str, PricedStrategy]
+    evaluator: Evaluator, plan_seconds: float, elsewhere: Mapping[str, PricedStrategy]
 ) -> dict[str, PricedStrategy]:
     """The known strategies, each on the axes and mesh shape that suit it best; if all of them are far slower than
     the plan found, also the best few of the usual pairs, if they are faster."""
     unsharded = PricedStrategy("unsharded", "", (), evaluator.exact_cost(()), evaluator.problem.mesh)
-    found = {"unsharded": unsharded, **_best(evaluator, baselines(evaluator.problem), elsewhere)}
+    strategies = {"unsharded": unsharded, **_best(evaluator, baselines(evaluator.problem), elsewhere)}
 
-    def seconds(one: PricedStrategy) -> float:
-        return one.cost.step_seconds if one.fits else inf
+    def seconds(strategy: PricedStrategy) -> float:
+        return strategy.cost.step_seconds if strategy.fits else inf
 
-    best = min(map(seconds, found.values()))
-    pairs = _best(evaluator, PAIRS, elsewhere) if best > FAR * found_seconds else {}
-    others = [one for name, one in pairs.items() if name not in found and seconds(one) < best]
-    return found | {one.name: one for one in sorted(others, key=seconds)[:PRODUCTS]}
+    best = min(map(seconds, strategies.values()))
+    pairs = _best(evaluator, PAIRS, elsewhere) if best > FAR * plan_seconds else {}
+    faster = [pair for name, pair in pairs.items() if name not in strategies and seconds(pair) < best]
+    return strategies | {pair.name: pair for pair in sorted(faster, key=seconds)[:PRODUCTS]}
 
 
 def _best(
@@ -342,15 +343,15 @@ def _odd(problem: Problem, plan: Plan, axis: int) -> str:
     """A group that is split over other axes and would be over this one too, if its size were divisible; empty if there
     is none."""
     sizes = problem.mesh.sizes
-    for group in dict.fromkeys(d.group for d in plan if isinstance(d, Shard)):
-        found = problem.dimensions.groups[group]
+    for number in dict.fromkeys(d.group for d in plan if isinstance(d, Shard)):
+        group = problem.dimensions.groups[number]
         count = sizes[axis] * prod(
-            sizes[a] for a in {d.axis for d in plan if isinstance(d, Shard) and d.group == group}
+            sizes[a] for a in {d.axis for d in plan if isinstance(d, Shard) and d.group == number}
         )
-        if found.size % count and found.size > count:
-            padded = -(-found.size // count) * count
+        if group.size % count and group.size > count:
+            padded = -(-group.size // count) * count
             return (
-                f"; {count} does not divide {found.name} ({format_count(found.size)}), but would if it were padded to "
+                f"; {count} does not divide {group.name} ({format_count(group.size)}), but would if it were padded to "
                 f"{format_count(padded)}"
             )
     return ""
@@ -413,14 +414,14 @@ def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     is_tight = cost.peak_bytes > surely_fitting_bytes(problem.program, problem.mesh)
     why = "that one may not fit" if is_tight else f"predictions err by about {MARGIN:.0%}"
     own_count, count = (f" of {format_plural(len(decisions), 'decision')}" for decisions in (result.plan, plan))
-    taken, faster = (
+    preferred, faster = (
         (result.known_as, "another plan") if result.known_as else ("this plan" + own_count, "a plan" + count)
     )
     other = summary(problem, plan)
     faster = strategy_label(faster, "", other_shape(problem.mesh, mesh))
     figures = f"{format_seconds(cost.step_seconds)}, {format_bytes(cost.peak_bytes)}"
     return [
-        f"toast prefers {taken} to {faster} that is predicted {gain} faster "
+        f"toast prefers {preferred} to {faster} that is predicted {gain} faster "
         f"({figures}{'' if other == own else f': {other}'}), since {why}; --minimise step_time takes the fastest"
     ]
 
@@ -460,18 +461,18 @@ def _too_small(evaluator: Evaluator, result: SearchResult, baselines: Mapping[st
     """A remark if everything is replicated since known strategies take longer: how to see one, and how much more work
     is needed at least. More work takes the time of its arithmetic and memory traffic, of which devices save all but
     their share; what kernels take to start, and gradients to be reduced, stays."""
-    whole, *strategies = baselines.items()
+    replicated, *strategies = baselines.items()
     if result.plan or not strategies:
         return []
     mesh = evaluator.problem.mesh
-    name, best = min(strategies, key=lambda one: one[1].step_seconds)
+    name, best = min(strategies, key=lambda item: item[1].step_seconds)
     flops, bytes_per_second = max(mesh.chip.matrix_flops.values()), mesh.chip.memory_bytes_per_second
     work = sum(max(kernel.flops / flops, kernel.bytes / bytes_per_second) for kernel in evaluator.kernels(()))
     saved = work * (1.0 - 1.0 / mesh.devices)
-    more = 1.0 + (best.step_seconds - whole[1].step_seconds) / saved if saved else inf
+    more = 1.0 + (best.step_seconds - replicated[1].step_seconds) / saved if saved else inf
     return [
         f"too small to gain from {mesh.devices} devices: {name} takes {format_seconds(best.step_seconds)}, everything "
-        f"replicated {format_seconds(whole[1].step_seconds)}; it takes at least "
+        f"replicated {format_seconds(replicated[1].step_seconds)}; it takes at least "
         f"{format_ratio(more)} the work a step (a larger batch) to gain; --strategy {name} shows it all the same"
     ]
 
@@ -564,15 +565,15 @@ def tokens_of(problem: Problem) -> int:
     for op in problem.program.ops:
         if op.kernel is not None and op.kernel.kind == PAGED:
             return op.kernel.tokens
-    found = {
+    token_counts = {
         problem.program.values[argument.value].elements
         for number, argument in enumerate(problem.program.arguments)
         if problem.roles[problem.argument_role[number]] == INPUTS and _holds_tokens(problem, number)
     }
     caches = caches_of(problem)
-    if not found and caches:
+    if not token_counts and caches:
         return round(samples_of(problem) * max(1.0, _positions_written(problem.program, caches)[0]))
-    return found.pop() if len(found) == 1 else 0
+    return token_counts.pop() if len(token_counts) == 1 else 0
 
 
 def _positions_written(program: Program, caches: Mapping[int, int]) -> tuple[float, bool]:
@@ -631,7 +632,7 @@ def _finds_pages(problem: Problem, value: int) -> bool:
             if op.name == GATHER and place == 1 and _first_version(program, op.operands[0]) in state:
                 return True
             if op.kind.elementwise or op.kind.rearranges:
-                waiting += [found for found in op.results if found not in seen]
+                waiting += [result for result in op.results if result not in seen]
                 seen.update(op.results)
     return False
 

@@ -117,14 +117,14 @@ def judge(report: Report, limits: CheckLimits, stored: Report | None = None) -> 
         ("communication", now.communication_seconds, limits.max_communication_seconds, communication,
          "max-communication"),
     )  # fmt: skip
-    for name, value, limit, found, option in limited:
+    for name, value, limit, figure, option in limited:
         if limit is not None:
             write = format_bytes if name == "memory" else format_seconds
-            checks.append(Check(name, value <= limit, found, f"{write(limit)} by {option}"))
+            checks.append(Check(name, value <= limit, figure, f"{write(limit)} by {option}"))
     for bound in report.goal.bounds:
         if (bound.figure, bound.limit) != ("peak_memory", limits.max_bytes):  # which is judged above
-            found, allowed = written(bound)
-            checks.append(Check(bound.figure, bound.holds, found, f"{allowed} by subject-to"))
+            figure, allowed = written(bound)
+            checks.append(Check(bound.figure, bound.holds, figure, f"{allowed} by subject-to"))
     if stored is not None:
         checks += _against(report, limits, stored)
     return checks
@@ -158,7 +158,7 @@ def plan_drift(stored: Report, report: Report) -> list[str]:
 
     Empty if there are none.
     """
-    before, now = ([decision.text for decision in one.plan.decisions] for one in (stored, report))
+    before, now = ([decision.text for decision in compared.plan.decisions] for compared in (stored, report))
     gone, new = Counter(before) - Counter(now), Counter(now) - Counter(before)
     lines = [f"- {text}" for text in before if text in gone] + [f"+ {text}" for text in now if text in new]
     kept_before, kept_now = [t for t in before if t not in gone], [t for t in now if t not in new]
@@ -175,10 +175,10 @@ def plan_drift(stored: Report, report: Report) -> list[str]:
 
 def _shardings(report: Report) -> dict[str, DimensionAxes]:
     """Name of each argument -> its sharding; those without a name of their own have their number: `#2`."""
-    known = Counter(one.name for one in report.arguments)
+    count_of = Counter(a.name for a in report.arguments)
     return {
-        slash_path(one.name) if one.name and known[one.name] == 1 else f"{one.name}#{one.index}": one.sharding
-        for one in report.arguments
+        slash_path(a.name) if a.name and count_of[a.name] == 1 else f"{a.name}#{a.index}": a.sharding
+        for a in report.arguments
     }
 
 
@@ -201,11 +201,11 @@ def _against(report: Report, limits: CheckLimits, stored: Report) -> list[Check]
         _kept("communication", now.communication_seconds, old.communication_seconds, limits.communication_tolerance),
     ]
     if limits.same_plan:
-        texts, old_texts = ([decision.text for decision in one.plan.decisions] for one in (report, stored))
+        texts, old_texts = ([decision.text for decision in compared.plan.decisions] for compared in (report, stored))
         same = texts == old_texts
-        found = report.plan.summary if not same else "the same"
+        text = report.plan.summary if not same else "the same"
         kept.append(
-            Check("plan kept", same, "", f"{found}; in the stored report {stored.plan.summary}" if not same else found)
+            Check("plan kept", same, "", f"{text}; in the stored report {stored.plan.summary}" if not same else text)
         )
     return kept
 
@@ -266,7 +266,7 @@ def difference(before: Report, now: Report, paths: tuple[str, str]) -> Differenc
     heads = []
     if before.program.name != now.program.name:
         heads.append(f"programs: {before.program.name}, then {now.program.name}")
-    meshes = [f"{one.mesh.name} ({one.mesh.devices} {one.mesh.chip})" for one in (before, now)]
+    meshes = [f"{mesh.name} ({mesh.devices} {mesh.chip})" for mesh in (before.mesh, now.mesh)]
     if meshes[0] != meshes[1]:
         heads.append(f"meshes: {meshes[0]}, then {meshes[1]}")
     old, new = before.predicted, now.predicted
@@ -279,17 +279,17 @@ def difference(before: Report, now: Report, paths: tuple[str, str]) -> Differenc
     return Difference(*paths, heads, figures, plan_drift(before, now), *moved)
 
 
-def blocks(found: Difference) -> list[RenderableType]:
+def blocks(changes: Difference) -> list[RenderableType]:
     """Renderables for the terminal."""
-    rows = style.table([("", "left"), (found.before, "right"), (found.now, "right"), ("", "right")])
-    for one in found.figures:
-        shown = format_bytes if one.name == "peak memory" else format_seconds
-        rows.add_row(one.name, shown(one.before), shown(one.now), one.change)
-    lines = [Text(line) for line in found.drift] or [Text("the same decisions and shardings", style.LABEL)]
-    heads = [Text(head) for head in found.heads]
-    moves = [Text(), resharding_block(found.resharding)] if found.resharding else []
-    if found.handed:
-        moves += [Text(), handed_block(found.handed)]
+    rows = style.table([("", "left"), (changes.before, "right"), (changes.now, "right"), ("", "right")])
+    for figure in changes.figures:
+        shown = format_bytes if figure.name == "peak memory" else format_seconds
+        rows.add_row(figure.name, shown(figure.before), shown(figure.now), figure.change)
+    lines = [Text(line) for line in changes.drift] or [Text("the same decisions and shardings", style.LABEL)]
+    heads = [Text(head) for head in changes.heads]
+    moves = [Text(), resharding_block(changes.resharding)] if changes.resharding else []
+    if changes.handed:
+        moves += [Text(), handed_block(changes.handed)]
     return [*heads, rows, Text(), style.section("plan", *lines), *moves]
 
 

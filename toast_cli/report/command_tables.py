@@ -115,12 +115,12 @@ FIGURES: dict[str, Callable[[SweepRow], float | None]] = {
 def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "") -> SweepRow:
     """The row of a finished point."""
     predicted = report.predicted
-    found: dict[str, Status] = {"yes": FITS, "unsure": UNSURE, "no": DOES_NOT_FIT}
+    statuses: dict[str, Status] = {"yes": FITS, "unsure": UNSURE, "no": DOES_NOT_FIT}
     return SweepRow(
         program=program,
         mesh=mesh,
         mesh_shape=",".join(f"{axis}={size}" for axis, size in report.mesh.axes.items()),
-        status=found[report.fit] if report.met or report.fit == "no" else BREAKS_BOUND,
+        status=statuses[report.fit] if report.met or report.fit == "no" else BREAKS_BOUND,
         step_seconds=predicted.step_seconds,
         compute_seconds=predicted.compute_seconds,
         communication_seconds=predicted.communication_seconds,
@@ -167,10 +167,10 @@ def ranked(rows: Sequence[SweepRow], by: str | None = None) -> list[SweepRow]:
 
     fitting = [pair(row) for row in rows if row.status == FITS]
     marked = [replace(row, best=False, front=row.status == FITS and on_front(pair(row), fitting)) for row in rows]
-    found = sorted(marked, key=place)
-    if found and found[0].status == FITS and figure(found[0]) is not None:
-        found[0] = replace(found[0], best=True)
-    return found
+    ordered = sorted(marked, key=place)
+    if ordered and ordered[0].status == FITS and figure(ordered[0]) is not None:
+        ordered[0] = replace(ordered[0], best=True)
+    return ordered
 
 
 def to_csv(rows: Sequence[SweepRow]) -> bytes:
@@ -322,17 +322,17 @@ def known(tactics: Iterable[Tactic], strategies: Sequence[str]) -> list[Renderab
 
 
 def applying(
-    found: Sequence[Applies], axes: Sequence[str], reasons: Mapping[str, str], plans: Sequence[str]
+    surveyed: Sequence[Applies], axes: Sequence[str], reasons: Mapping[str, str], plans: Sequence[str]
 ) -> list[RenderableType]:
     """The effect of each tactic on one program, and the strategies that apply."""
     rows = style.table([("tactic", "left"), ("over", "left"), ("splits", "fold")])
-    for one in found:
-        if one.axes:
-            more = f" and {len(one.decides) - _LISTED} more" if len(one.decides) > _LISTED else ""
-            over = style.with_axes(", ".join(one.axes), axes)
-            rows.add_row(Text(one.name, style.TITLE), over, ", ".join(one.decides[:_LISTED]) + more)
+    for tactic in surveyed:
+        if tactic.axes:
+            more = f" and {len(tactic.decides) - _LISTED} more" if len(tactic.decides) > _LISTED else ""
+            over = style.with_axes(", ".join(tactic.axes), axes)
+            rows.add_row(Text(tactic.name, style.TITLE), over, ", ".join(tactic.decides[:_LISTED]) + more)
         else:
-            rows.add_row(Text(one.name, style.LABEL), "-", Text(one.reason, style.LABEL))
+            rows.add_row(Text(tactic.name, style.LABEL), "-", Text(tactic.reason, style.LABEL))
     missing = [name for name, why in reasons.items() if why.startswith("here the same")]
     same = Text(f"for this program the same as one of these: {', '.join(missing)}", style.LABEL) if missing else Text()
     return [
@@ -396,10 +396,10 @@ def difference_table(differences: list[dict[str, Any]]) -> Table:
     rows = table(
         (("", "left"), ("kind", "left"), ("axes", "left"), ("result", "right"), ("", "right"), ("comes from", "fold"))
     )
-    for one in differences[:_DIFFERENCES]:
+    for row in differences[:_DIFFERENCES]:
         rows.add_row(
-            one["side"], one["kind"], "+".join(one["axes"]), format_bytes(one["bytes"]), f"×{one['count']:.3g}",
-            Text(one["place"]),
+            row["side"], row["kind"], "+".join(row["axes"]), format_bytes(row["bytes"]), f"×{row['count']:.3g}",
+            Text(row["place"]),
         )  # fmt: skip
     if len(differences) > _DIFFERENCES:
         rows.add_row("", f"and {len(differences) - _DIFFERENCES} more; --json lists all")
@@ -432,72 +432,73 @@ _NOTHING = 0.0005
 _SHORT = 20
 
 
-def explanation_blocks(found: Explanation, width: int, verbose: bool) -> list[RenderableType]:
+def explanation_blocks(explanation: Explanation, width: int, verbose: bool) -> list[RenderableType]:
     """The subject, the reasons in words, the list, and the alternatives."""
-    axes = list(found.axes)
-    shape = " × ".join(f"{axis}={size}" for axis, size in found.axes.items())
-    head = Text(f"{found.program} on {found.mesh}, ").append_text(style.with_axes(shape, axes))
+    axes = list(explanation.axes)
+    shape = " × ".join(f"{axis}={size}" for axis, size in explanation.axes.items())
+    head = Text(f"{explanation.program} on {explanation.mesh}, ").append_text(style.with_axes(shape, axes))
     blocks: list[RenderableType] = [head]
-    if found.summary and found.subject == "plan":
-        blocks.append(style.with_axes(found.summary, axes))
-    body = [style.with_axes(sentence, axes) for sentence in found.sentences]
-    blocks += [Text(), style.section(found.subject, *body)]
-    if found.items:
-        blocks += [Text(), style.section(found.listed, _items(found, width, verbose))]
-    if found.changes:
-        shown = found.changes if verbose else found.changes[:_SHORT]
-        more = style.more(len(found.changes) - len(shown), "more change")
-        blocks += [Text(), style.section(found.alternatives, _changes(found, shown, width), *more)]
+    if explanation.summary and explanation.subject == "plan":
+        blocks.append(style.with_axes(explanation.summary, axes))
+    body = [style.with_axes(sentence, axes) for sentence in explanation.sentences]
+    blocks += [Text(), style.section(explanation.subject, *body)]
+    if explanation.items:
+        blocks += [Text(), style.section(explanation.listed, _items(explanation, width, verbose))]
+    if explanation.changes:
+        shown = explanation.changes if verbose else explanation.changes[:_SHORT]
+        more = style.more(len(explanation.changes) - len(shown), "more change")
+        blocks += [Text(), style.section(explanation.alternatives, _changes(explanation, shown, width), *more)]
     return blocks
 
 
-def explanation_line(found: Explanation) -> str:
+def explanation_line(explanation: Explanation) -> str:
     """The subject and its complete first sentence."""
-    return f"{found.subject}: {found.sentences[0]}" if found.sentences else found.subject
+    return f"{explanation.subject}: {explanation.sentences[0]}" if explanation.sentences else explanation.subject
 
 
-def _items(found: Explanation, width: int, verbose: bool) -> RenderableType:
-    shown = found.items if verbose else found.items[:_SHORT]
-    timed, sized = any(one.seconds for one in shown), any(one.bytes for one in shown)
+def _items(explanation: Explanation, width: int, verbose: bool) -> RenderableType:
+    shown = explanation.items if verbose else explanation.items[:_SHORT]
+    timed, sized = any(item.seconds for item in shown), any(item.bytes for item in shown)
     rows = [
         (
-            one.text,
-            f"×{format_count(one.count)}" if one.count != 1 else "",
-            *([format_seconds(one.seconds) if one.seconds else ""] if timed else []),
-            *([format_bytes(one.bytes) if one.bytes else ""] if sized else []),
+            item.text,
+            f"×{format_count(item.count)}" if item.count != 1 else "",
+            *([format_seconds(item.seconds) if item.seconds else ""] if timed else []),
+            *([format_bytes(item.bytes) if item.bytes else ""] if sized else []),
         )
-        for one in shown
+        for item in shown
     ]
     drawn = style.table([("", "fold"), *[("", "right")] * (1 + timed + sized), ("", "fold")])
     room = max(style.room(width, rows), 40)
-    for one, cells in zip(shown, rows, strict=True):
-        drawn.add_row(style.with_axes(cells[0], list(found.axes)), *cells[1:], shorten_location(one.detail, room))
+    for item, cells in zip(shown, rows, strict=True):
+        text = style.with_axes(cells[0], list(explanation.axes))
+        drawn.add_row(text, *cells[1:], shorten_location(item.detail, room))
     return drawn
 
 
-def _changes(found: Explanation, shown: list[Change], width: int) -> RenderableType:
-    noted = any(one.note for one in shown)
+def _changes(explanation: Explanation, shown: list[Change], width: int) -> RenderableType:
+    noted = any(change.note for change in shown)
     columns = [
         ("", "fold"), ("step time", "right"), ("", "right"), ("peak memory", "right"), ("", "right"), ("", "left"),
         *([("", "fold")] if noted else []),
     ]  # fmt: skip
     now: list[str | Text] = [
-        Text("as annotated" if found.subject == "as annotated" else "the plan as it is", style.LABEL),
-        format_seconds(found.step_seconds),
+        Text("as annotated" if explanation.subject == "as annotated" else "the plan as it is", style.LABEL),
+        format_seconds(explanation.step_seconds),
         "",
     ]
-    rows = [[*now, format_bytes(found.peak_bytes), "", "", *([""] if noted else [])]]
+    rows = [[*now, format_bytes(explanation.peak_bytes), "", "", *([""] if noted else [])]]
     rows += [
         [
-            style.with_axes(one.what, list(found.axes)),
-            format_seconds(one.step_seconds),
-            _difference(one.step_seconds, found.step_seconds),
-            format_bytes(one.peak_bytes),
-            _difference(one.peak_bytes, found.peak_bytes),
-            "" if one.fits else Text("does not fit", style.BAD),
-            *([one.note] if noted else []),
+            style.with_axes(change.what, list(explanation.axes)),
+            format_seconds(change.step_seconds),
+            _difference(change.step_seconds, explanation.step_seconds),
+            format_bytes(change.peak_bytes),
+            _difference(change.peak_bytes, explanation.peak_bytes),
+            "" if change.fits else Text("does not fit", style.BAD),
+            *([change.note] if noted else []),
         ]
-        for one in shown
+        for change in shown
     ]
     return style.fitted(columns, rows, width, spare=((2, 4),))
 

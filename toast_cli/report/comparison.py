@@ -112,34 +112,34 @@ class Comparison:
     peak_error: float = 0.0  # see `PredictedFacts`
     schema: str = SCHEMA
 
-    def step_price(self, one: Contender) -> float:
+    def step_price(self, contender: Contender) -> float:
         """Price of a step of a contender; 0 if the price of a chip is unknown."""
-        return self.mesh.hour_price * one.step_seconds / SECONDS_PER_HOUR
+        return self.mesh.hour_price * contender.step_seconds / SECONDS_PER_HOUR
 
     @property
     def best(self) -> Contender | None:
-        return next((one for one in self.contenders if one.best), None)
+        return next((contender for contender in self.contenders if contender.best), None)
 
     def to_json(self) -> dict[str, Any]:
         facts = asdict(self)
-        for one, contender in zip(facts["contenders"], self.contenders, strict=True):
-            del one["plan"]
-            one["step_price"] = self.step_price(contender)
+        for row, contender in zip(facts["contenders"], self.contenders, strict=True):
+            del row["plan"]
+            row["step_price"] = self.step_price(contender)
         return {"schema": facts.pop("schema"), **facts}
 
 
 def compare(
     evaluator: Evaluator,
     report: Report,
-    found: Sequence[Plan],
+    plans: Sequence[Plan],
     more: Iterable[str] = (),
     elsewhere: Mapping[str, PricedStrategy] | None = None,
 ) -> Comparison:
-    """Tabulates the search's plans (`found`, the best first), all strategies that apply, and `more` named ones, which
-    must apply. elsewhere: strategies by name on the mesh shapes tried."""
+    """Tabulates the search's plans (the best first), all strategies that apply, and `more` named ones, which must
+    apply. elsewhere: strategies by name on the mesh shapes tried."""
     problem = evaluator.problem
     named, reasons = priced_strategies(evaluator)
-    named = better(named, {name: one for name, one in (elsewhere or {}).items() if name in STRATEGIES})
+    named = better(named, {name: priced for name, priced in (elsewhere or {}).items() if name in STRATEGIES})
     for name in more:
         named[name] = priced_strategy(evaluator, name)
     reasons = {name: why for name, why in reasons.items() if name not in named}
@@ -147,12 +147,12 @@ def compare(
     def here(name: str, plan: Plan) -> PricedStrategy:
         return PricedStrategy(name, "", plan, evaluator.exact_cost(plan), problem.mesh)
 
-    searched = [(SEARCH, here(name_of(place), plan)) for place, plan in enumerate(found)]
-    listed = [*searched, (UNSHARDED, here(UNSHARDED, ())), *((STRATEGY, one) for one in named.values())]
+    searched = [(SEARCH, here(name_of(place), plan)) for place, plan in enumerate(plans)]
+    listed = [*searched, (UNSHARDED, here(UNSHARDED, ())), *((STRATEGY, priced) for priced in named.values())]
     objective = Objective(problem, evaluator.cost(problem.fixed))
-    own = [short(problem, d) for d in found[0]]
-    rows = [_contender(evaluator, kind, one, own, objective.met(one.cost)) for kind, one in listed]
-    costs = {one.name: one.cost for _, one in listed}
+    own = [short(problem, d) for d in plans[0]]
+    rows = [_contender(evaluator, kind, priced, own, objective.met(priced.cost)) for kind, priced in listed]
+    costs = {priced.name: priced.cost for _, priced in listed}
     best = min(
         (row for row in rows if row.met), key=lambda row: objective.rank(row.plan, costs[row.name]), default=None
     )
@@ -169,7 +169,7 @@ def ranked(rows: list[Contender]) -> list[Contender]:
     return [rows[0], *sorted(rows[1:], key=lambda row: (not row.met, not row.fits, row.step_seconds))]
 
 
-def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirmation) -> Comparison:
+def with_compiled(evaluator: Evaluator, comparison: Comparison, confirmation: Confirmation) -> Comparison:
     """The comparison with the compiler's figures of the contenders, and the best by these."""
     from toast_cli.ask_xla.confirm import compiled_cost
 
@@ -178,28 +178,29 @@ def with_compiled(evaluator: Evaluator, found: Comparison, confirmation: Confirm
         for row, of in zip(confirmation.rows, confirmation_facts(confirmation).plans, strict=True)
         for name in (row.candidate.name, *row.also)
     }
-    rows = [replace(one, compiled=facts.get(one.name)) for one in found.contenders]
+    rows = [replace(contender, compiled=facts.get(contender.name)) for contender in comparison.contenders]
     if confirmation.row is not None:
         objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
         met = objective.met(compiled_cost(confirmation.row))
         names = (confirmation.row.candidate.name, *confirmation.row.also)
-        best = next((one.name for one in rows if one.name in names), "")
-        rows = [replace(one, best=one.name == best, met=met if one.name == best else one.met) for one in rows]
+        best = next((contender.name for contender in rows if contender.name in names), "")
+        rows = [replace(row, best=row.name == best, met=met if row.name == best else row.met) for row in rows]
     elif confirmation.rejected:
-        rows = [replace(one, best=False) for one in rows]
-    return replace(found, contenders=rows, compiler=confirmation.compiler)
+        rows = [replace(contender, best=False) for contender in rows]
+    return replace(comparison, contenders=rows, compiler=confirmation.compiler)
 
 
-def _contender(evaluator: Evaluator, kind: str, one: PricedStrategy, own: list[str], met: bool) -> Contender:
-    problem, cost = evaluator.problem, one.cost
-    shape = other_shape(one.mesh, problem.mesh)
+def _contender(evaluator: Evaluator, kind: str, priced: PricedStrategy, own: list[str], met: bool) -> Contender:
+    problem, cost = evaluator.problem, priced.cost
+    shape = other_shape(priced.mesh, problem.mesh)
     if shape:
-        problem = replace(problem, mesh=one.mesh, axis_assigners=AxisAssigners())
-    decisions = [short(problem, d) for d in one.plan]
+        problem = replace(problem, mesh=priced.mesh, axis_assigners=AxisAssigners())
+    decisions = [short(problem, d) for d in priced.plan]
     return Contender(
-        one.name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
-        round(cost.argument_bytes), one.fits, met, summary(problem, one.plan), decisions,
-        [d for d in decisions if d not in own], [d for d in own if d not in decisions], one.axes, shape, plan=one.plan,
+        priced.name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
+        round(cost.argument_bytes), priced.fits, met, summary(problem, priced.plan), decisions,
+        [d for d in decisions if d not in own], [d for d in own if d not in decisions], priced.axes, shape,
+        plan=priced.plan,
     )  # fmt: skip
 
 
@@ -208,63 +209,63 @@ def on_front(figures: tuple[float, float], others: Iterable[tuple[float, float]]
     return not any(a <= figures[0] and b <= figures[1] and (a, b) != figures for a, b in others)
 
 
-def comparison_blocks(found: Comparison, width: int, verbose: bool) -> list[RenderableType]:
+def comparison_blocks(comparison: Comparison, width: int, verbose: bool) -> list[RenderableType]:
     """Figures, then the decisions that differ, then with --verbose the strategies that do not apply."""
-    blocks = [figures(found, width), Text(), decisions(found)]
-    if verbose and found.not_applicable:
+    blocks = [figures(comparison, width), Text(), decisions(comparison)]
+    if verbose and comparison.not_applicable:
         rows = style.table([("", "left"), ("", "fold")])
-        for name, why in found.not_applicable.items():
+        for name, why in comparison.not_applicable.items():
             rows.add_row(name, Text(why, style.LABEL))
         blocks += [Text(), style.section("strategies that do not apply", rows)]
     return blocks
 
 
-def comparison_line(found: Comparison) -> str:
+def comparison_line(comparison: Comparison) -> str:
     """The best, on one line."""
-    best, search = found.best, found.contenders[0]
-    head = f"{found.program.title} on {found.mesh.name}: "
+    best, search = comparison.best, comparison.contenders[0]
+    head = f"{comparison.program.title} on {comparison.mesh.name}: "
     if best is None:
         return (
             f"{head}NOTHING FITS, the search's plan needs {format_bytes(search.peak_bytes)} of "
-            f"{format_bytes(found.limit_bytes)}"
+            f"{format_bytes(comparison.limit_bytes)}"
         )
-    experts = [one for one in found.contenders if one.kind == "strategy" and one.met]
+    experts = [contender for contender in comparison.contenders if contender.kind == "strategy" and contender.met]
     beside = f"; best strategy {experts[0].label} {format_seconds(experts[0].step_seconds)}" if experts else ""
     return f"{head}{best.label} {format_seconds(best.step_seconds)} a step, {format_bytes(best.peak_bytes)}{beside}"
 
 
-def figures(found: Comparison, width: int) -> RenderableType:
+def figures(comparison: Comparison, width: int) -> RenderableType:
     """The table of all plans: a row each."""
-    compiled = [("compiled step", "right"), ("and peak", "right")] if found.compiler else []
-    priced = [("price a step", "right")] if found.mesh.hour_price else []
+    compiled = [("compiled step", "right"), ("and peak", "right")] if comparison.compiler else []
+    priced = [("price a step", "right")] if comparison.mesh.hour_price else []
     columns = [
         ("", "left"), ("plan", "name"), ("step time", "right"), ("", "right"), *priced,
         ("compute", "right"), ("communication", "right"), ("peak memory", "right"), *compiled, ("", "left"),
     ]  # fmt: skip
-    reference = found.contenders[0].step_seconds or 1.0
+    reference = comparison.contenders[0].step_seconds or 1.0
     cells = [
         [
-            Text("★" if one.best else "", style.GOOD),
-            Text(one.label, style.TITLE if one.name == SEARCH else ""),
-            format_seconds(one.step_seconds),
-            format_ratio(one.step_seconds / reference),
-            *([format_price(found.step_price(one))] if priced else []),
-            format_seconds(one.compute_seconds),
-            format_seconds(one.communication_seconds),
-            format_bytes(one.peak_bytes),
-            *(_compiled_texts(one) if compiled else ()),
-            _verdict(one, found),
+            Text("★" if contender.best else "", style.GOOD),
+            Text(contender.label, style.TITLE if contender.name == SEARCH else ""),
+            format_seconds(contender.step_seconds),
+            format_ratio(contender.step_seconds / reference),
+            *([format_price(comparison.step_price(contender))] if priced else []),
+            format_seconds(contender.compute_seconds),
+            format_seconds(contender.communication_seconds),
+            format_bytes(contender.peak_bytes),
+            *(_compiled_texts(contender) if compiled else ()),
+            _verdict(contender, comparison),
         ]
-        for one in found.contenders
+        for contender in comparison.contenders
     ]
     rows = style.fitted(columns, cells, width, spare=((4 + len(priced), 5 + len(priced)), (3,)))
-    shape = " × ".join(f"{axis}={size}" for axis, size in found.mesh.axes.items())
-    by = f" compiled with {found.compiler}" if found.compiler else ""
-    shown = f"{format_bytes(found.limit_bytes)} usable per device"
-    title = f"{found.program.title} on {found.mesh.name}, {shape}, {shown}"
+    shape = " × ".join(f"{axis}={size}" for axis, size in comparison.mesh.axes.items())
+    by = f" compiled with {comparison.compiler}" if comparison.compiler else ""
+    shown = f"{format_bytes(comparison.limit_bytes)} usable per device"
+    title = f"{comparison.program.title} on {comparison.mesh.name}, {shape}, {shown}"
     words = Text(
         "★ best by "
-        + ", then ".join(found.minimised)
+        + ", then ".join(comparison.minimised)
         + by
         + "; on the front: no other plan is better in both time and memory",
         style.LABEL,
@@ -272,39 +273,40 @@ def figures(found: Comparison, width: int) -> RenderableType:
     return style.section(title, rows, words)
 
 
-def _compiled_texts(one: Contender) -> tuple[str, str]:
+def _compiled_texts(contender: Contender) -> tuple[str, str]:
     """Compiled step time and peak memory, or the reason why there are none."""
-    facts = one.compiled
+    facts = contender.compiled
     if facts is None or facts.step_seconds is None or facts.peak_bytes is None:
         return (facts.outcome if facts is not None else "", "")
     return format_seconds(facts.step_seconds), format_bytes(facts.peak_bytes)
 
 
-def _verdict(one: Contender, found: Comparison) -> Text:
-    fit = fit_of(one.peak_bytes, found.limit_bytes, found.peak_error)
-    if one.compiled is not None and one.compiled.fits is not None:
-        fit = YES if one.compiled.fits else NO
+def _verdict(contender: Contender, comparison: Comparison) -> Text:
+    fit = fit_of(contender.peak_bytes, comparison.limit_bytes, comparison.peak_error)
+    if contender.compiled is not None and contender.compiled.fits is not None:
+        fit = YES if contender.compiled.fits else NO
     if fit == NO:
         return style.fit_text(fit)
-    verdict = style.fit_text(fit) if one.met else Text("breaks a bound", style.WARNING)
-    return verdict.append(", on the front", "") if one.front else verdict
+    verdict = style.fit_text(fit) if contender.met else Text("breaks a bound", style.WARNING)
+    return verdict.append(", on the front", "") if contender.front else verdict
 
 
-def decisions(found: Comparison) -> RenderableType:
+def decisions(comparison: Comparison) -> RenderableType:
     """The decisions in which strategies differ from the search's plan."""
-    axes = list(found.mesh.axes)
+    axes = list(comparison.mesh.axes)
     rows = style.table([("", "fold"), ("", "left"), ("", "fold")])
-    search = found.contenders[0]
+    search = comparison.contenders[0]
     rows.add_row(Text(SEARCH, style.TITLE), "decides", style.with_axes(listed(search.decisions) or "nothing", axes))
-    for one in found.contenders[1:]:
-        if one.kind in (UNSHARDED, ANNOTATED, PIPELINE):
+    for contender in comparison.contenders[1:]:
+        if contender.kind in (UNSHARDED, ANNOTATED, PIPELINE):
             continue
-        if one.adds:
-            rows.add_row(one.label, "adds", style.with_axes(listed(one.adds), axes))
-        if one.lacks:
-            rows.add_row("" if one.adds else one.label, "lacks", style.with_axes(listed(one.lacks), axes))
-        if not one.adds and not one.lacks:
-            rows.add_row(one.label, "", "decides the same")
+        label = contender.label
+        if contender.adds:
+            rows.add_row(label, "adds", style.with_axes(listed(contender.adds), axes))
+        if contender.lacks:
+            rows.add_row("" if contender.adds else label, "lacks", style.with_axes(listed(contender.lacks), axes))
+        if not contender.adds and not contender.lacks:
+            rows.add_row(label, "", "decides the same")
     return style.section(
         "decisions that a strategy has and the search's plan has not (adds), and the other way round (lacks)", rows
     )
@@ -353,17 +355,17 @@ def confirmation_line(row: ConfirmedRow) -> str:
 
 def _row(row: ConfirmedRow, limit_bytes: int) -> ConfirmedPlanFacts:
     cost, compiled = row.candidate.cost, row.compiled
-    known = compiled is not None and compiled.outcome == "compiled"
-    peak_bytes = compiled.peak_bytes if compiled is not None and known else None
+    is_compiled = compiled is not None and compiled.outcome == "compiled"
+    peak_bytes = compiled.peak_bytes if compiled is not None and is_compiled else None
     return ConfirmedPlanFacts(
         row.candidate.name,
         cost.step_seconds,
         round(cost.peak_bytes),
         compiled.outcome if compiled else "not compiled",
         (compiled.reason if compiled else row.why).strip(),
-        row.step_seconds if known else None,
-        row.compute_seconds if known else None,
-        row.exposed_seconds if known else None,
+        row.step_seconds if is_compiled else None,
+        row.compute_seconds if is_compiled else None,
+        row.exposed_seconds if is_compiled else None,
         peak_bytes,
         None if peak_bytes is None else peak_bytes <= limit_bytes,
         compiled.compile_seconds if compiled else 0.0,
@@ -379,17 +381,17 @@ def confirmation(report: Report) -> RenderableType | None:
     figures = [(head, "right") for head in ("predicted", "compiled", "predicted peak", "compiled peak")]
     table = style.table([("", "fold"), *figures, ("", "fold")])
     for row in facts.plans:
-        taken = row.name == facts.chosen
+        is_chosen = row.name == facts.chosen
         words = row.reason if row.outcome == "not compiled" else row.outcome
         if row.outcome == "compiled":
             words = "does not fit" if row.fits is False else ""
         table.add_row(
-            Text(row.name, style.TITLE if taken else ""),
+            Text(row.name, style.TITLE if is_chosen else ""),
             format_seconds(row.predicted_step_seconds),
             "" if row.step_seconds is None else format_seconds(row.step_seconds),
             format_bytes(row.predicted_peak_bytes),
             "" if row.peak_bytes is None else format_bytes(row.peak_bytes),
-            Text("taken" if taken else words, style="bold green" if taken else "dim"),
+            Text("taken" if is_chosen else words, style="bold green" if is_chosen else "dim"),
         )
     return style.section(f"confirmed with {facts.compiler}", table)
 
@@ -400,14 +402,14 @@ def confirmation(report: Report) -> RenderableType | None:
 AS_ANNOTATED = "as annotated"
 
 
-def with_row(report: Report, found: AsAnnotated | str | None, mesh: Mesh) -> Report:
+def with_row(report: Report, annotated: AsAnnotated | str | None, mesh: Mesh) -> Report:
     """The report with the program's own shardings as first baseline, or with a note why they could not be priced."""
-    if found is None:
+    if annotated is None:
         return report
-    if isinstance(found, str):
-        return _noted(report, f"the program's own shardings are not priced: XLA's partitioner says: {found}")
-    facts = baseline_facts(found.cost, mesh.limit_bytes, shape=other_shape(found.mesh, mesh))
-    if count := len(found.rematerialised):
+    if isinstance(annotated, str):
+        return _noted(report, f"the program's own shardings are not priced: XLA's partitioner says: {annotated}")
+    facts = baseline_facts(annotated.cost, mesh.limit_bytes, shape=other_shape(annotated.mesh, mesh))
+    if count := len(annotated.rematerialised):
         report = _noted(
             report,
             f"as annotated, XLA gathers {format_plural(count, 'array')} whole because it finds no other way "
@@ -420,9 +422,9 @@ def with_mesh_choice(report: Report, elsewhere: Iterable[tuple[Mesh, SearchResul
     """The report with a note that toast chose the mesh shape, and the fastest plan found for another one.
 
     Args:
-        elsewhere: the other mesh shapes searched, with what was found for each.
+        elsewhere: the other mesh shapes searched, with the search's result on each.
     """
-    fitting = [(found.cost.step_seconds, mesh) for mesh, found in elsewhere if found.fits]
+    fitting = [(result.cost.step_seconds, mesh) for mesh, result in elsewhere if result.fits]
     if not fitting:
         return report
     step_seconds, mesh = min(fitting, key=lambda entry: entry[0])
@@ -437,21 +439,21 @@ def _noted(report: Report, note: str) -> Report:
 
 
 def with_contender(
-    comparison: Comparison, found: AsAnnotated | str | None, pipeline: PricedPipeline | None, evaluator: Evaluator
+    comparison: Comparison, annotated: AsAnnotated | str | None, pipeline: PricedPipeline | None, evaluator: Evaluator
 ) -> Comparison:
     """The comparison with the program's own shardings and a pipeline among the contenders; they are never marked as
     best, which is for plans."""
     mesh = evaluator.problem.mesh
     objective = Objective(evaluator.problem, evaluator.cost(evaluator.problem.fixed))
     rows = []
-    if found is not None and not isinstance(found, str):
-        annotated = PricedStrategy(AS_ANNOTATED, "", (), found.cost, found.mesh)
-        rows.append((ANNOTATED, annotated, "the program's own shardings"))
+    if annotated is not None and not isinstance(annotated, str):
+        own = PricedStrategy(AS_ANNOTATED, "", (), annotated.cost, annotated.mesh)
+        rows.append((ANNOTATED, own, "the program's own shardings"))
     if pipeline is not None:
         rows.append((PIPELINE, PricedStrategy(PIPELINE, pipeline.row_label, (), pipeline.cost, mesh), pipeline.label))
     contenders = [
-        replace(_contender(evaluator, kind, one, [], objective.met(one.cost)), summary=words)
-        for kind, one, words in rows
+        replace(_contender(evaluator, kind, priced, [], objective.met(priced.cost)), summary=words)
+        for kind, priced, words in rows
     ]
     return replace(comparison, contenders=ranked([*comparison.contenders, *contenders]))
 

@@ -144,8 +144,8 @@ def _op_kinds(program: Program) -> list[OpCount]:
         if not op.name.startswith("toast."):
             ops[f"{op.name} @{op.detail}" if op.name == "stablehlo.custom_call" and op.detail else op.name].append(op)
     kinds = [
-        OpCount(name, len(found), sum(op.flops * op.trips for op in found), all(op.opaque for op in found))
-        for name, found in ops.items()
+        OpCount(name, len(alike), sum(op.flops * op.trips for op in alike), all(op.opaque for op in alike))
+        for name, alike in ops.items()
     ]
     return sorted(kinds, key=lambda kind: (-kind.flops, -kind.count, kind.name))
 
@@ -169,10 +169,10 @@ def _conflicts(source: Source, dimensions: Dimensions) -> list[ConflictFacts]:
             places[resolution][_line(source, number)] += 1
     return [
         ConflictFacts(
-            dimensions.groups[found.group].name, found.components, found.values, found.sides,
+            dimensions.groups[conflict.group].name, conflict.components, conflict.values, conflict.sides,
             [place for place, _ in places[number].most_common()],
         )
-        for number, found in enumerate(dimensions.resolutions)
+        for number, conflict in enumerate(dimensions.resolutions)
     ]  # fmt: skip
 
 
@@ -190,48 +190,48 @@ def _tensors(source: Source) -> list[TensorFacts]:
     """Arrays by type and maker's place, those with the most total bytes first."""
     program = source.program
     paths = {a.value: a.label for a in program.arguments}
-    found: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    values_by_place: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for number, op in enumerate(program.ops):
         location = "" if op.name == ARGUMENT else _line(source, number)
         for value in op.results:
             name = paths.get(value, "") or _plain(op.name)
-            found[str(program.values[value]), name, location].append(value)
+            values_by_place[str(program.values[value]), name, location].append(value)
     tensors = [
         TensorFacts(type_, program.values[values[0]].bytes, len(values), name, location)
-        for (type_, name, location), values in found.items()
+        for (type_, name, location), values in values_by_place.items()
     ]
     return sorted(tensors, key=lambda tensor: (-tensor.bytes, -tensor.count, tensor.name))[:200]
 
 
-def blocks(found: Inspection, verbose: bool) -> list[RenderableType]:
+def blocks(inspection: Inspection, verbose: bool) -> list[RenderableType]:
     """For a terminal; lists are cut off without `verbose`."""
     limit = None if verbose else _SHORT
     head = style.table([("", "left"), ("", "fold")])
-    donated = f", {format_bytes(found.donated_bytes)} of them donated" if found.donated_bytes else ""
+    donated = f", {format_bytes(inspection.donated_bytes)} of them donated" if inspection.donated_bytes else ""
     head.add_row(
         Text("program", style.LABEL),
-        f"{found.name} ({found.format}): {format_plural(found.ops, 'op')}, "
-        f"{format_plural(found.arguments, 'argument')} of "
-        f"{format_bytes(found.argument_bytes)}{donated}, {format_flops(found.flops)} a step",
+        f"{inspection.name} ({inspection.format}): {format_plural(inspection.ops, 'op')}, "
+        f"{format_plural(inspection.arguments, 'argument')} of "
+        f"{format_bytes(inspection.argument_bytes)}{donated}, {format_flops(inspection.flops)} a step",
     )
-    for notice in found.notices:
+    for notice in inspection.notices:
         head.add_row(Text("note", style.LABEL), notice)
     sections = [
-        symbol_table(found.symbols) if found.symbols else None,
-        _op_table(found, limit),
-        _loop_table(found, limit),
-        _class_table(found, limit),
-        _conflict_table(found),
-        _tensor_table(found, limit),
+        symbol_table(inspection.symbols) if inspection.symbols else None,
+        _op_table(inspection, limit),
+        _loop_table(inspection, limit),
+        _class_table(inspection, limit),
+        _conflict_table(inspection),
+        _tensor_table(inspection, limit),
     ]
-    return [head, *(block for one in sections if one is not None for block in (Text(), one))]
+    return [head, *(block for section in sections if section is not None for block in (Text(), section))]
 
 
 def symbol_table(symbols: Sequence[SymbolFacts], constraints: Sequence[str] = ()) -> RenderableType:
     """The symbolic dimensions with their sizes and places, the file's constraints, and how to give missing sizes."""
-    rows = [(one.name, f"{one.size:,}" if one.size else "-", ", ".join(map(slash_path, one.places))) for one in symbols]
+    rows = [(s.name, f"{s.size:,}" if s.size else "-", ", ".join(map(slash_path, s.places))) for s in symbols]
     drawn = style.table([("", "left"), ("size", "right"), ("argument[dimension]", "fold")], rows)
-    give = " ".join(f"--dim {one.name}=SIZE" for one in symbols if not one.size)
+    give = " ".join(f"--dim {s.name}=SIZE" for s in symbols if not s.size)
     said = [f"the file's constraints: {', '.join(constraints)}"] if constraints else []
     said += [f"give each a size: {give}"] if give else []
     return style.section("symbolic dimensions", drawn, *(Text(line, style.LABEL) for line in said))
@@ -245,53 +245,53 @@ def _listed(
     return style.section(title, style.table(heads, rows[:limit]), *style.more(hidden, f"more {noun}"))
 
 
-def _op_table(found: Inspection, limit: int | None) -> RenderableType:
+def _op_table(inspection: Inspection, limit: int | None) -> RenderableType:
     rows = [
         (
             kind.name,
             format_count(kind.count),
             format_flops(kind.flops) if kind.flops else "",
-            format_percent(kind.flops / found.flops) if found.flops and kind.flops else "",
+            format_percent(kind.flops / inspection.flops) if inspection.flops and kind.flops else "",
             "cannot be split: every device computes it whole" if kind.whole else "",
         )
-        for kind in found.op_kinds
+        for kind in inspection.op_kinds
     ]
     heads = [("", "left"), ("count", "right"), ("arithmetic", "right"), ("", "right"), ("", "fold")]
     return _listed("ops", heads, rows, limit, "kind")
 
 
-def _loop_table(found: Inspection, limit: int | None) -> RenderableType | None:
+def _loop_table(inspection: Inspection, limit: int | None) -> RenderableType | None:
     rows = [
         (
             f"{loop.trips:,}" if loop.trips_known else f"unknown, taken as {loop.trips:,}",
             format_count(loop.ops),
             f"{'  ' * loop.depth}{loop.location}",
         )
-        for loop in found.loops
+        for loop in inspection.loops
     ]
     heads = [("runs", "right"), ("ops", "right"), ("at", "fold")]
     return _listed("loops", heads, rows, limit, "loop") if rows else None
 
 
-def _class_table(found: Inspection, limit: int | None) -> RenderableType:
+def _class_table(inspection: Inspection, limit: int | None) -> RenderableType:
     rows = []
-    for one in found.classes:
-        patterns = [row.pattern for row in fold([NamedArray(slash_path(member), ()) for member in one.members])]
-        rows.append((one.name, f"{one.size:,}", f"{one.classes:,}", ", ".join(patterns)))
+    for group in inspection.classes:
+        patterns = [row.pattern for row in fold([NamedArray(slash_path(member), ()) for member in group.members])]
+        rows.append((group.name, f"{group.size:,}", f"{group.classes:,}", ", ".join(patterns)))
     title = "dimensions that toast can split; those on one line are always split together"
     heads = [("", "left"), ("size", "right"), ("count", "right"), ("array.dimension", "fold")]
     return _listed(title, heads, rows, limit, "group")
 
 
-def _conflict_table(found: Inspection) -> RenderableType | None:
-    if not found.conflicts:
+def _conflict_table(inspection: Inspection) -> RenderableType | None:
+    if not inspection.conflicts:
         return None
     rows = []
-    for one in found.conflicts:
-        rest = len(one.locations) - _PLACES
+    for conflict in inspection.conflicts:
+        rest = len(conflict.locations) - _PLACES
         more = f" and {format_plural(rest, 'more place')}" if rest > 0 else ""
-        places = ", ".join(one.locations[:_PLACES]) + more
-        rows.append((one.name, str(one.sides), f"{one.components:,}", f"{one.values:,}", places))
+        places = ", ".join(conflict.locations[:_PLACES]) + more
+        rows.append((conflict.name, str(conflict.sides), f"{conflict.components:,}", f"{conflict.values:,}", places))
     heads = [("", "left"), ("choices", "right"), ("places", "right"), ("arrays", "right"), ("at", "fold")]
     drawn = style.table(heads, rows)
     return style.section(
@@ -299,16 +299,16 @@ def _conflict_table(found: Inspection) -> RenderableType | None:
     )
 
 
-def _tensor_table(found: Inspection, limit: int | None) -> RenderableType:
+def _tensor_table(inspection: Inspection, limit: int | None) -> RenderableType:
     rows = [
         (
-            format_bytes(one.bytes),
-            one.type,
-            f"×{one.count:,}" if one.count > 1 else "",
-            one.name if one.location else slash_path(one.name),
-            one.location,
+            format_bytes(tensor.bytes),
+            tensor.type,
+            f"×{tensor.count:,}" if tensor.count > 1 else "",
+            tensor.name if tensor.location else slash_path(tensor.name),
+            tensor.location,
         )
-        for one in found.tensors
+        for tensor in inspection.tensors
     ]
     heads = [("", "right"), ("", "left"), ("", "right"), ("", "fold"), ("made at", "fold")]
     return _listed("largest arrays, unsharded", heads, rows, limit, "kind")

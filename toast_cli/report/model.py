@@ -382,8 +382,8 @@ def read_report(path: str) -> Report:
     facts = read_json(path, _REMAKE)
     schema = facts.get("schema") if isinstance(facts, dict) else None
     if schema != SCHEMA:
-        found = f'schema "{schema}"' if isinstance(schema, str) else "no schema"
-        raise InputError(f'is not a report of schema "{SCHEMA}": it has {found}', where=path, hint=_REMAKE)
+        stated = f'schema "{schema}"' if isinstance(schema, str) else "no schema"
+        raise InputError(f'is not a report of schema "{SCHEMA}": it has {stated}', where=path, hint=_REMAKE)
     try:
         report: Report = typed(Report, facts, "the report")
     except ValueError as error:

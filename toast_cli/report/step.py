@@ -75,25 +75,25 @@ def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
     over = sorted({use.axes for use in uses}, key=lambda axes: (len(axes), axes))
     lane_of = {axes: number for number, axes in enumerate(over, start=1)}
     # (tick, before or after, op, seconds, lane, name, runs, hides)
-    found: list[tuple[int, int, int, float, int, str, float, bool]] = []
+    events: list[tuple[int, int, int, float, int, str, float, bool]] = []
     for kernel in evaluator.kernels(result.plan):
         trips = [problem.program.ops[op].trips for op in kernel.ops]
         name = kernel.name.removeprefix("stablehlo.")
         for op, count in zip(kernel.ops, trips, strict=True):
             share = count / sum(trips)
-            found.append((lives.times[op], _KERNEL, op, kernel.seconds * share, COMPUTE, name, count, False))
+            events.append((lives.times[op], _KERNEL, op, kernel.seconds * share, COMPUTE, name, count, False))
     for use in uses:
         name = f"{use.kind} over {', '.join(use.over(names))}"
         when = _BEFORE if use.reason in ("reshard", "neighbours") else _AFTER
-        for at in places_of(problem, use, alike):
-            runs, seconds = use.count * at.share, use.seconds * at.share
+        for place in places_of(problem, use, alike):
+            runs, seconds = use.count * place.share, use.seconds * place.share
             lane = lane_of[use.axes]
-            found.append((lives.times[at.op], when, at.op, seconds, lane, name, runs, not use.waited_for))
-    found.sort(key=lambda one: one[:3])
+            events.append((lives.times[place.op], when, place.op, seconds, lane, name, runs, not use.waited_for))
+    events.sort(key=lambda event: event[:3])
     slices: list[Slice] = []
     now = 0.0
     begins = np.zeros(lives.end + 2)
-    for tick, _, op, seconds, lane, name, runs, hides in found:
+    for tick, _, op, seconds, lane, name, runs, hides in events:
         slices.append(Slice(now, seconds, lane, op, name, runs, hides))
         now += seconds
         begins[tick + 1] = now
@@ -134,12 +134,12 @@ _LEAST, _LINES = 1e-4, 20
 
 def time_by_line(source: Source, step: Step, modules: Modules) -> list[LineFacts]:
     """The modules and lines that take longest, kernels and collectives together."""
-    slices = [one for one in step.slices if one.seconds > _LEAST * step.seconds]
-    places = {one.op: source.location(one.op).partition(" (")[0] for one in slices}
+    slices = [interval for interval in step.slices if interval.seconds > _LEAST * step.seconds]
+    places = {interval.op: source.location(interval.op).partition(" (")[0] for interval in slices}
     seconds: dict[tuple[str, str], Counter[tuple[str, bool]]] = defaultdict(Counter)
-    for one in slices:
-        row = "/".join(folded(modules.of(one.op))), places[one.op]
-        seconds[row][one.name, one.lane == COMPUTE] += one.seconds  # type: ignore[assignment]
+    for interval in slices:
+        row = "/".join(folded(modules.of(interval.op))), places[interval.op]
+        seconds[row][interval.name, interval.lane == COMPUTE] += interval.seconds  # type: ignore[assignment]
     rows = sorted(seconds.items(), key=lambda row: -sum(row[1].values()))[:_LINES]
     return [
         LineFacts(
@@ -198,8 +198,8 @@ def _stack(source: Source, op: int) -> list[str]:
 
 
 def _write(slice: _Slice, start: float, thread: int, events: list[dict[str, Any]]) -> None:
-    for name, one in sorted(slice.below.items(), key=lambda item: (-item[1].seconds, item[0])):
+    for name, child in sorted(slice.below.items(), key=lambda item: (-item[1].seconds, item[0])):
         event = {"ph": "X", "pid": _PROCESS, "tid": thread, "name": name, "ts": start}
-        events.append({**event, "dur": one.seconds * _MICROSECONDS, **({"args": one.facts} if one.facts else {})})
-        _write(one, start, thread, events)
-        start += one.seconds * _MICROSECONDS
+        events.append({**event, "dur": child.seconds * _MICROSECONDS, **({"args": child.facts} if child.facts else {})})
+        _write(child, start, thread, events)
+        start += child.seconds * _MICROSECONDS

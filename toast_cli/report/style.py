@@ -62,8 +62,8 @@ class _Folded(Text):
                     if used and part and used + cell_len(part) > width:
                         places.append(start)
                         used = 0
-                    *whole, rest = chop_cells(part, width) or [""]  # more than one part if it is too long for a line
-                    places += [*accumulate(map(len, whole), initial=start)][1:]
+                    *full, rest = chop_cells(part, width) or [""]  # more than one part if it is too long for a line
+                    places += [*accumulate(map(len, full), initial=start)][1:]
                     used += cell_len(rest)
                     start += len(part)
                 used += cell_len(piece[0][len(word) :])
@@ -94,8 +94,8 @@ def make_console(stream: TextIO, width: int | None = None) -> Console:
     """
     console = HarmlessConsole(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=False)
     if width is None:
-        known = console.is_terminal or "COLUMNS" in os.environ
-        width = console.width if known else UNKNOWN_WIDTH
+        is_known = console.is_terminal or "COLUMNS" in os.environ
+        width = console.width if is_known else UNKNOWN_WIDTH
     console.width = min(max(width, NARROWEST), WIDEST)
     return console
 
@@ -192,8 +192,8 @@ def fitted(
     """
     left = list(range(len(columns)))
     for group in (*spare, ()):
-        taken = sum(_natural(columns[k], [row[k] for row in rows]) + 2 for k in left)
-        if taken <= width:
+        needed = sum(_natural(columns[k], [row[k] for row in rows]) + 2 for k in left)
+        if needed <= width:
             break
         left = [number for number in left if number not in group]
     drawn = table([columns[k] for k in left], [[row[k] for k in left] for row in rows])
@@ -225,5 +225,5 @@ def more(hidden: int, noun: str) -> list[Text]:
 
 def room(width: int, rows: Sequence[Sequence[str]]) -> int:
     """Width left for the last cell of an indented table whose other cells are `rows`."""
-    taken = sum(max(len(cell) for cell in column) + 2 for column in zip(*rows, strict=True))
-    return max(width - 2 - taken, 12)
+    used = sum(max(len(cell) for cell in column) + 2 for column in zip(*rows, strict=True))
+    return max(width - 2 - used, 12)

@@ -57,16 +57,16 @@ def goal(report: Report) -> RenderableType | None:
 def sizes(report: Report) -> RenderableType | None:
     """The sizes of a symbolic dimension that were tried for the largest that surely fits; None where that was not asked
     for."""
-    found = report.sizes
-    if found is None:
+    facts = report.sizes
+    if facts is None:
         return None
-    heads = [(head, "right") for head in (found.symbol, "step time", "a second", "peak memory")]
+    heads = [(head, "right") for head in (facts.symbol, "step time", "a second", "peak memory")]
     rows = style.table([*heads, ("", "fold")])
-    for one in found.tried:
-        fit = Text(one.why, style.BAD) if one.why else Text("surely fits", style.GOOD)
-        figures = (format_seconds(one.step_seconds), format_count(round(one.rate)), format_bytes(one.peak_bytes))
-        rows.add_row(f"{one.size:,}", *(figures if one.step_seconds else ("",) * 3), fit)
-    return style.section(f"sizes of {found.symbol}", rows, Text(found.text, style.LABEL))
+    for tried in facts.tried:
+        fit = Text(tried.why, style.BAD) if tried.why else Text("surely fits", style.GOOD)
+        figures = (format_seconds(tried.step_seconds), format_count(round(tried.rate)), format_bytes(tried.peak_bytes))
+        rows.add_row(f"{tried.size:,}", *(figures if tried.step_seconds else ("",) * 3), fit)
+    return style.section(f"sizes of {facts.symbol}", rows, Text(facts.text, style.LABEL))
 
 
 def together(report: Report) -> RenderableType | None:
@@ -76,9 +76,9 @@ def together(report: Report) -> RenderableType | None:
         return None
     columns = [("", "name"), ("runs", "right"), ("step time", "right"), ("alone", "right"), ("keeps", "right")]
     rows = style.table(columns)
-    for one in facts.programs:
-        figures = (format_seconds(one.step_seconds), format_seconds(one.alone_seconds), format_bytes(one.kept_bytes))
-        rows.add_row(one.program, format_count(one.runs), *figures)
+    for member in facts.programs:
+        seconds = format_seconds(member.step_seconds), format_seconds(member.alone_seconds)
+        rows.add_row(member.program, format_count(member.runs), *seconds, format_bytes(member.kept_bytes))
     rows.add_row("in all", "", format_seconds(facts.seconds), format_seconds(facts.alone_seconds), "")
     shared = format_plural(facts.shared, "argument")
     return style.section("together", rows, Text(f"{shared} of all programs have one sharding", style.LABEL))
@@ -219,8 +219,8 @@ def _tactics(report: Report) -> Text:
     asked = ", ".join(text for text in plan.tactics if not text.startswith("search:"))
     over = ", ".join(text.removeprefix("search:") for text in plan.tactics if text.startswith("search:"))
     searched = f"the {'others' if fixed else 'decisions'} from the search{' over ' + over if over else ''}"
-    made = f"decision{'s 1 to ' + str(fixed) if fixed > 1 else ' 1'} from {asked}" if fixed else ""
-    parts = [made, searched if len(plan.decisions) > fixed else ""]
+    decided = f"decision{'s 1 to ' + str(fixed) if fixed > 1 else ' 1'} from {asked}" if fixed else ""
+    parts = [decided, searched if len(plan.decisions) > fixed else ""]
     return style.with_axes(", ".join(filter(None, parts)) or f"{asked}: nothing to decide", list(report.mesh.axes))
 
 
@@ -230,11 +230,11 @@ def verdict(report: Report) -> RenderableType | None:
     predicted, confirmed = report.predicted, report.confirmation
     peak, limit = format_bytes(predicted.peak_bytes), format_bytes(predicted.limit_bytes)
     if report.fit == NO:
-        found = "plan that exceeds the bounds least" if report.goal.bounds else "smallest-memory plan found"
+        plan = "plan that exceeds the bounds least" if report.goal.bounds else "smallest-memory plan found"
         by = f", and {confirmed.compiler} refuses it" if confirmed is not None and confirmed.rejected else ""
         excess = predicted.peak_bytes - predicted.limit_bytes
         more = f", {format_bytes(excess)} more than the limit of {limit}" if excess > 0 else f" of {limit}"
-        return Text(f"✗ does not fit: the {found} needs {peak} on each device{more}{by}", style.BAD)
+        return Text(f"✗ does not fit: the {plan} needs {peak} on each device{more}{by}", style.BAD)
     if report.fit == YES and predicted.fit == YES:
         return None
     if report.fit == YES and confirmed is not None and confirmed.taken is not None:
@@ -309,8 +309,8 @@ def prediction(report: Report, width: int) -> RenderableType:
 
     if predicted.tokens_in_turn:
         figure = Text(format_seconds(predicted.step_seconds / predicted.tokens_in_turn), style.TITLE)
-        made = f"a step makes {format_plural(predicted.tokens_in_turn, 'token')} of each sequence, one after the other"
-        rows.add_row("a token", figure, "", made)
+        tokens = format_plural(predicted.tokens_in_turn, "token")
+        rows.add_row("a token", figure, "", f"a step makes {tokens} of each sequence, one after the other")
 
     filled = predicted.peak_bytes / predicted.limit_bytes if predicted.limit_bytes else 0.0
     held = Text(
@@ -445,10 +445,10 @@ def _whereabouts(report: Report, room: int) -> list[str]:
     if any is); the dimension chosen where an array has it twice, unless an earlier decision chose the same; and the
     decision's scope."""
     members = {group.name: group.members for group in report.analysis.group_list}
-    stored = {f"{one.name}.{dim}": axes for one in report.arguments for dim, axes in enumerate(one.sharding)}
+    stored = {f"{a.name}.{dim}": axes for a in report.arguments for dim, axes in enumerate(a.sharding)}
     seen: dict[str, int] = {}
     listed: set[tuple[str, str]] = set()
-    found = []
+    texts = []
     for number, decision in enumerate(report.plan.decisions, start=1):
         words = []
         if decision.target not in seen and decision.kind == "shard":
@@ -465,8 +465,8 @@ def _whereabouts(report: Report, room: int) -> list[str]:
         listed.update((decision.target, choice) for choice in choices)
         words += scope_texts(decision.unless, decision.only)
         seen.setdefault(decision.target, number)
-        found.append("; ".join(words))
-    return found
+        texts.append("; ".join(words))
+    return texts
 
 
 def _patterns(members: Sequence[str]) -> list[str]:

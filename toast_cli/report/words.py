@@ -91,13 +91,13 @@ def _attention(problem: Problem, lowered: list[OpSharding]) -> list[str]:
 
 def caches_of(problem: Problem) -> dict[int, int]:
     """Arguments that hold keys and values (state over batch and sequence): value -> positions of a sequence."""
-    found = {}
+    caches = {}
     for number, argument in enumerate(problem.program.arguments):
         groups = [problem.dimensions.groups[group] for group in problem.patterns[problem.op_pattern[number]].groups]
         sizes = {group.role: group.size for group in groups}
         if problem.roles[problem.argument_role[number]] == STATE and {"batch", "seq"} <= sizes.keys():
-            found[argument.value] = sizes["seq"]
-    return found
+            caches[argument.value] = sizes["seq"]
+    return caches
 
 
 def idle_axes(problem: Problem, plan: Plan) -> list[int]:
@@ -111,13 +111,13 @@ def idle_axes(problem: Problem, plan: Plan) -> list[int]:
 
 def _whole(problem: Problem, lowered: list[OpSharding]) -> list[str]:
     """A sentence that weights (and state) are replicated, if a plan splits none of them."""
-    whole = []
+    replicated = []
     for role in (WEIGHTS, STATE):
         number = problem.roles.index(role)
         patterns = {problem.op_pattern[k] for k, of in enumerate(problem.argument_role) if of == number}
         if patterns and not any(any(lowered[pattern].shardings[0]) for pattern in patterns):
-            whole.append(role)
-    return [f"{' and '.join(whole)} replicated"] if WEIGHTS in whole else []
+            replicated.append(role)
+    return [f"{' and '.join(replicated)} replicated"] if WEIGHTS in replicated else []
 
 
 def decision_text(problem: Problem, decision: Decision) -> str:
@@ -164,8 +164,8 @@ def short(problem: Problem, decision: Decision, sides: str | None = None) -> str
         numbers = "/".join("-" if side == ASIDE else str(side) for side in decision.sides)
         sides = f" (side {numbers})" if any(decision.sides) else ""
     where = scope_texts(scope_name(problem, decision), part_name(problem, decision))
-    apart = f" ({', '.join(where)})" if where else ""
-    return f"{problem.dimensions.groups[decision.group].name}{sides}{apart} over {axis}"
+    scope = f" ({', '.join(where)})" if where else ""
+    return f"{problem.dimensions.groups[decision.group].name}{sides}{scope} over {axis}"
 
 
 def scope_texts(unless: str, only: str) -> list[str]:
@@ -174,12 +174,12 @@ def scope_texts(unless: str, only: str) -> list[str]:
     Args:
         unless, only: names of groups, or `SUMS`, or empty; see `scope_name` and `part_name`.
     """
-    found = []
+    texts = []
     if unless:
-        found.append(f"except in ops {'that' if unless in (SUMS, LOOKED_UP) else 'with'} {unless}")
+        texts.append(f"except in ops {'that' if unless in (SUMS, LOOKED_UP) else 'with'} {unless}")
     if only:
-        found.append(f"only in ops with {only}")
-    return found
+        texts.append(f"only in ops with {only}")
+    return texts
 
 
 def scope_name(problem: Problem, decision: Shard) -> str:
@@ -264,7 +264,7 @@ def sight(problem: Problem, resolution: int) -> Sight:
     """The op that shows a conflict best: one whose array has both dimensions, else an op with both, else one with
     either."""
     program, dimensions = problem.program, problem.dimensions
-    found: list[tuple[tuple[int, float, int, int], Sight]] = []
+    candidates: list[tuple[tuple[int, float, int, int], Sight]] = []
     for number, strands in dimensions.strands.items():
         sides = {k: strand.side for k, strand in enumerate(strands) if strand and strand.resolution == resolution}
         if not sides:
@@ -279,21 +279,21 @@ def sight(problem: Problem, resolution: int) -> Sight:
             }
             if len(names) > 1:
                 of = program.values[value]
-                found.append(((1, op.flops, of.bytes, -number), Sight(number, str(of), names)))
+                candidates.append(((1, op.flops, of.bytes, -number), Sight(number, str(of), names)))
         summed = {
             side: "what is summed over" if form.kinds[factor] == FactorKind.REDUCTION else "what is kept"
             for factor, side in sides.items()
         }
-        found.append(((min(len(sides), 2) - 2, op.flops, 0, -number), Sight(number, "", summed)))
-    return max(found, key=lambda one: one[0])[1]
+        candidates.append(((min(len(sides), 2) - 2, op.flops, 0, -number), Sight(number, "", summed)))
+    return max(candidates, key=lambda candidate: candidate[0])[1]
 
 
 def rows_of(collectives: Sequence[CollectiveFacts]) -> list[list[int]]:
     """Positions of collectives that look alike to a reader, who sees no names in brackets; the rows that take longest
     first."""
     rows = defaultdict[tuple[object, ...], list[int]](list)
-    for position, one in enumerate(collectives):
-        look = one.kind, *one.axes, one.bytes, one.by_hand, one.location.partition(" (")[0]
+    for position, use in enumerate(collectives):
+        look = use.kind, *use.axes, use.bytes, use.by_hand, use.location.partition(" (")[0]
         rows[look].append(position)
     return sorted(rows.values(), key=lambda row: -sum(collectives[position].seconds for position in row))
 
@@ -377,7 +377,7 @@ def traffic(evaluator: Evaluator, plan: Plan, other: Plan) -> list[tuple[str, fl
     for number, uses in enumerate(map(evaluator.collectives, (plan, other))):
         for use in uses:
             times[f"{use.kind} over {'+'.join(use.over(evaluator.problem.mesh.names))}"][number] += use.seconds
-    return sorted(((name, a, b) for name, (a, b) in times.items()), key=lambda one: -abs(one[1] - one[2]))
+    return sorted(((name, a, b) for name, (a, b) in times.items()), key=lambda row: -abs(row[1] - row[2]))
 
 
 # ---------------------------------------------------------------- strategies
@@ -436,27 +436,27 @@ def _work_of(problem: Problem, lowered: list[OpSharding], *, updates: bool) -> d
     """The same with or without updates of weights and state."""
     in_weights, program = set(problem.weight_bytes), problem.program
     layers = {k for k, group in enumerate(problem.dimensions.groups) if group.role == "layers"}
-    found: dict[tuple[int, int], float] = defaultdict(float)
+    flops: dict[tuple[int, int], float] = defaultdict(float)
     elements: dict[tuple[int, int], float] = defaultdict(float)
     for op, number in zip(program.ops, problem.op_pattern, strict=True):
         of, heavy = problem.patterns[number], op.kind.heavy
         if not (heavy or updates) and (of.role != NO_ROLE or in_weights.issuperset(of.groups)):
             continue
-        made = op.trips * sum(program.values[value].elements for value in op.results)
+        computed = op.trips * sum(program.values[value].elements for value in op.results)
         # Products of each layer's weights or gradients alone, as in an optimizer such as Muon, make no pipeline.
-        apart = layers if in_weights.issuperset(of.groups) else set[int]()
+        excluded = layers if in_weights.issuperset(of.groups) else set[int]()
         for group, kind, axes in zip(of.groups, of.form.kinds, lowered[number].factor_axes, strict=True):
             for axis in axes:
-                elements[group, axis] += made
-                if heavy and group not in apart and (op.flops or kind is FactorKind.REDUCTION):  # or rows of a table
-                    found[group, axis] += op.flops * op.trips
+                elements[group, axis] += computed
+                if heavy and group not in excluded and (op.flops or kind is FactorKind.REDUCTION):  # or rows of a table
+                    flops[group, axis] += op.flops * op.trips
     most = {axis: max(size for (_, over), size in elements.items() if over == axis) for _, axis in elements}
     others = {
         (group, axis): 0.0
         for (group, axis), size in elements.items()
         if size > _FEW * most[axis] and (updates or group not in in_weights)
     }
-    return {**others, **found}
+    return {**others, **flops}
 
 
 def _used(problem: Problem, work: dict[tuple[int, int], float]) -> set[tuple[int, int]]:

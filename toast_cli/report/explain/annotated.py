@@ -18,28 +18,28 @@ from toast_cli.report.explain.study import Explanation, Item, Study
 _LISTED, _MENDED = 20, 3  # collectives and arrays listed
 
 
-def explain_annotated(study: Study, found: AsAnnotated, content: bytes, where: str) -> Explanation:
+def explain_annotated(study: Study, annotated: AsAnnotated, content: bytes, where: str) -> Explanation:
     """The program's own shardings beside toast's plan."""
-    again = priced(found.partitioned, found.mesh, helpers(content, where))
-    found = found if isinstance(again, Failure) else again
-    cost, plan = found.cost, study.cost
+    again = priced(annotated.partitioned, annotated.mesh, helpers(content, where))
+    annotated = annotated if isinstance(again, Failure) else again
+    cost, plan = annotated.cost, study.cost
     gained = format_ratio(cost.step_seconds / plan.step_seconds) if plan.step_seconds else ""
     sentences = [
         f"With the program's own shardings a step takes {format_seconds(cost.step_seconds)}, "
         f"{format_seconds(cost.communication_seconds)} of it communication, and {format_bytes(cost.peak_bytes)} on "
         f"each device; with toast's plan {format_seconds(plan.step_seconds)} and {format_bytes(plan.peak_bytes)} "
         f"({gained}).",
-        *_rematerialised(found),
+        *_rematerialised(annotated),
     ]
     explained = study.explanation(
         "as annotated",
         sentences,
         listed="what XLA's partitioner communicates, the dearest first",
-        items=_items(found),
+        items=_items(annotated),
         alternatives="what a step would take",
         changes=[study.priced("with toast's plan", plan)],
     )
-    axes = dict(zip(found.mesh.names, found.mesh.sizes, strict=True))
+    axes = dict(zip(annotated.mesh.names, annotated.mesh.sizes, strict=True))
     return replace(
         explained,
         axes=axes,
@@ -50,27 +50,27 @@ def explain_annotated(study: Study, found: AsAnnotated, content: bytes, where: s
     )
 
 
-def _rematerialised(found: AsAnnotated) -> Iterator[str]:
+def _rematerialised(annotated: AsAnnotated) -> Iterator[str]:
     """A sentence for each array that XLA rematerialises fully, with the constraint that avoids it."""
-    for one in found.rematerialised[:_MENDED]:
-        yield _remedy(one, mend(one, found.mesh), found)
-    if (rest := len(found.rematerialised) - _MENDED) > 0:
+    for array in annotated.rematerialised[:_MENDED]:
+        yield _remedy(array, mend(array, annotated.mesh), annotated)
+    if (rest := len(annotated.rematerialised) - _MENDED) > 0:
         yield f"{format_plural(rest, 'more array')} are gathered so."
 
 
-def _remedy(one: Rematerialisation, way: Mend | None, found: AsAnnotated) -> str:
-    kind = f"{one.type}[{','.join(map(str, one.shape))}]"
-    times = f"{format_count(one.count)} times a step, " if one.count != 1 else ""
+def _remedy(array: Rematerialisation, way: Mend | None, annotated: AsAnnotated) -> str:
+    kind = f"{array.type}[{','.join(map(str, array.shape))}]"
+    times = f"{format_count(array.count)} times a step, " if array.count != 1 else ""
     sentence = (
-        f"{one.place or one.name}: XLA finds no way from {_spec(one.start)} to {_spec(one.end)} and gathers all of "
-        f"{kind} on every device (involuntary full rematerialisation; {times}{format_bytes(one.bytes)} each)."
+        f"{array.place or array.name}: XLA finds no way from {_spec(array.start)} to {_spec(array.end)} and gathers "
+        f"all of {kind} on every device (involuntary full rematerialisation; {times}{format_bytes(array.bytes)} each)."
     )
     if way is None:
         return f"{sentence} No sharding in between that toast tried is faster here; it goes where both say the same."
-    lines = "; ".join(constraint_line(at, found.mesh.names) for at in way.through)
+    lines = "; ".join(constraint_line(sharding, annotated.mesh.names) for sharding in way.through)
     return (
-        f"{sentence} It takes {format_seconds(one.count * way.direct_seconds)}, and "
-        f"{format_seconds(one.count * way.seconds)} with this constraint in between: {lines}"
+        f"{sentence} It takes {format_seconds(array.count * way.direct_seconds)}, and "
+        f"{format_seconds(array.count * way.seconds)} with this constraint in between: {lines}"
     )
 
 
@@ -82,15 +82,15 @@ def _spec(axes: Axes | None) -> str:
     return f"P({', '.join(entries)})"
 
 
-def _items(found: AsAnnotated) -> list[Item]:
+def _items(annotated: AsAnnotated) -> list[Item]:
     """Collectives, with equal ones of one place merged."""
     alike: dict[CompiledCollective, tuple[float, float]] = {}
-    for one, seconds in found.collectives:
-        key = replace(one, count=1.0)
+    for use, seconds in annotated.collectives:
+        key = replace(use, count=1.0)
         count, spent = alike.get(key, (0.0, 0.0))
-        alike[key] = count + one.count, spent + seconds
+        alike[key] = count + use.count, spent + seconds
     items = [
-        Item(f"{one.kind} over {'+'.join(one.axes)}", place_of(one), count, seconds, one.bytes)
-        for one, (count, seconds) in alike.items()
+        Item(f"{use.kind} over {'+'.join(use.axes)}", place_of(use), count, seconds, use.bytes)
+        for use, (count, seconds) in alike.items()
     ]
     return sorted(items, key=lambda item: -item.seconds)[:_LISTED]

@@ -361,10 +361,10 @@ def _explain_collective(study: Study, number: int) -> Explanation:
             else "in this plan the devices never communicate",
         )
     row = rows[number - 1]
-    use, seconds = row[0], sum(one.seconds for one in row)
+    use, seconds = row[0], sum(alike.seconds for alike in row)
     names = "+".join(use.over(study.problem.mesh.names))
     sentences = [
-        f"{use.kind} over {names}, {format_count(sum(one.count for one in row))} times a step, "
+        f"{use.kind} over {names}, {format_count(sum(alike.count for alike in row))} times a step, "
         f"{format_bytes(use.bytes)} on each device each time: "
         f"{format_seconds(seconds)}, "
         f"{format_percent(seconds / max(study.cost.communication_seconds, 1e-12))} of all communication.",
@@ -395,10 +395,10 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
     maker = program.producer[use.value]
     if use.reason == "one device":
         return [f"One device makes {program.values[use.value]} for all, at {study.place(maker)}."]
-    made = problem.op_pattern[maker]
+    maker_pattern = problem.op_pattern[maker]
     sentences = [f"The array is {program.values[use.value]}, made at {study.place(maker)}."]
     for axis in use.axes:
-        holder, name = study.holder(made, axis)
+        holder, name = study.holder(maker_pattern, axis)
         summed = use.reason == "partial"
         by = f"decision {holder}" if holder else "a pin"
         if summed and name:
@@ -416,13 +416,13 @@ def _because(study: Study, use: CollectiveUse) -> list[str]:
         elif name:
             sentences.append(f"It is made split over {names[axis]} along {name} ({by}).")
         if not summed and use.op != maker:
-            holder, taken = study.holder(problem.op_pattern[use.op], axis)
-            if taken and taken != name:
+            holder, reader_dim = study.holder(problem.op_pattern[use.op], axis)
+            if reader_dim and reader_dim != name:
                 sentences.append(
-                    f"Its reader at {study.place(use.op)} gives {names[axis]} to {taken} (decision {holder}), "
+                    f"Its reader at {study.place(use.op)} gives {names[axis]} to {reader_dim} (decision {holder}), "
                     "so it needs other pieces."
                 )
-            elif not taken:
+            elif not reader_dim:
                 sentences.append(
                     f"Its reader at {study.place(use.op)} has nothing to split over {names[axis]} and needs it whole."
                 )
@@ -443,8 +443,8 @@ def _explain_peak(study: Study) -> Explanation:
         of_type = "" if a.role == "inside" else str(program.values[a.value])
         place = study.place(program.producer[a.value])
         # Arrays without a path of their own are of one row if they are made at places that differ in numbers alone.
-        apart = () if a.value in paths else (re.sub(r"\d+", "*", place),)
-        entries.append(NamedArray(paths.get(a.value) or place, (a.role, of_type, round(a.bytes), *apart)))
+        place_key = () if a.value in paths else (re.sub(r"\d+", "*", place),)
+        entries.append(NamedArray(paths.get(a.value) or place, (a.role, of_type, round(a.bytes), *place_key)))
     items = []
     for row in fold(entries):
         role, kind, size, *_ = entries[row.members[0]].kind

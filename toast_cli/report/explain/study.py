@@ -127,12 +127,12 @@ class Study:
     def _sides(self, decision: Shard) -> str:
         """` as f32[4,128,128].1`: the dimension it splits if an array has it twice."""
         resolutions = self.problem.dimensions.groups[decision.group].resolutions
-        found = []
+        texts = []
         for resolution, side in zip(resolutions, decision.sides, strict=False):
             if resolution not in self._sights:
                 self._sights[resolution] = sight(self.problem, resolution)
-            found.append(self._sights[resolution].called(side))
-        return f" ({', '.join(found)})" if found else ""
+            texts.append(self._sights[resolution].called(side))
+        return f" ({', '.join(texts)})" if texts else ""
 
     def numbered(self, number: int) -> str:
         """`decision 3 (batch over data)`."""
@@ -187,9 +187,9 @@ class Study:
         if all(of.form.kinds[factor] is FactorKind.BLOCKED for factor in factors):
             return "the operation needs it whole"
         for factor in factors:
-            taken = prod(self.problem.mesh.sizes[a] for a in axes[factor])
-            if of.form.sizes[factor] % (taken * size):
-                return f"{of.form.sizes[factor] // taken} cannot be split {size} ways"
+            ways = prod(self.problem.mesh.sizes[a] for a in axes[factor])
+            if of.form.sizes[factor] % (ways * size):
+                return f"{of.form.sizes[factor] // ways} cannot be split {size} ways"
         return "it is the inner part of a reshaped dimension, whose outer part is not fully split"
 
     def place(self, op: int, inside: str = "") -> str:
@@ -210,10 +210,10 @@ class Study:
 
     @cached_property
     def _ops_alike(self) -> dict[tuple[int, str, float], list[int]]:
-        found: dict[tuple[int, str, float], list[int]] = defaultdict(list)
+        numbers: dict[tuple[int, str, float], list[int]] = defaultdict(list)
         for number, (op, pattern) in enumerate(zip(self.problem.program.ops, self.problem.op_pattern, strict=True)):
-            found[pattern, op.name, op.flops].append(number)
-        return found
+            numbers[pattern, op.name, op.flops].append(number)
+        return numbers
 
     def share_of_values(self, use: CollectiveUse, values: set[int]) -> float:
         """Fraction of a collective's runs that move these arrays."""
@@ -318,9 +318,9 @@ def stored_plan(path: str, problem: Problem) -> tuple[Problem, Plan]:
     names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
     # Groups are separated of which decisions name only the first or last class (`ff:first`).
     targets = [decision.target for decision in decisions]
-    whole = {target.rpartition(":")[0] for target in targets if target not in names and ":" in target}
-    if apart := sorted(names[name] for name in whole if name in names):
-        problem = unmirror(problem, apart)[0]
+    partly_named = {target.rpartition(":")[0] for target in targets if target not in names and ":" in target}
+    if separated := sorted(names[name] for name in partly_named if name in names):
+        problem = unmirror(problem, separated)[0]
         names = {group.name: k for k, group in enumerate(problem.dimensions.groups)}
     plan = [_decision(decision, names, problem, path) for decision in decisions]
     return problem, problem.canonical(tuple(plan))

@@ -52,17 +52,17 @@ def step_chart(report: Report, drawn: Pictures) -> str:
     columns: dict[str, list[Any]] = {
         name: [] for name in ("lane", "start", "long", "name", "place", "module", "runs", "hides")
     }
-    for one in sorted(_merged(step), key=lambda one: one.start):
-        path = drawn.modules.of(one.op)
+    for part in sorted(_merged(step), key=lambda part: part.start):
+        path = drawn.modules.of(part.op)
         module = modules.setdefault("/".join(path), len(modules))
         if module == len(bands):
             shown = folded(path)  # in the band of the smallest module around it that has one
             heads = ("/".join(shown[:depth]) for depth in range(len(shown), 0, -1))
             bands.append(next((kinds[head] for head in heads if head in kinds), "others"))
             tops.append(next((name for name in path if folded((name,)) != (name,)), path[-1]))
-        name = names.setdefault(one.name, len(names))
-        place = places.setdefault(drawn.places[one.op], len(places))
-        row = (one.lane, one.start, one.seconds, name, place, module, one.runs, int(one.hides))
+        name = names.setdefault(part.name, len(names))
+        place = places.setdefault(drawn.places[part.op], len(places))
+        row = (part.lane, part.start, part.seconds, name, place, module, part.runs, int(part.hides))
         for column, value in zip(columns.values(), row, strict=True):
             column.append(value)
     role_kinds = {words: role for role, words in ALIVE.items()}
@@ -85,11 +85,11 @@ def _merged(step: Step) -> Iterator[Slice]:
     """The slices; those too short to be visible at any useful zoom are merged, lane by lane."""
     least = step.seconds / _SLICES
     waiting: dict[int, Slice] = {}
-    for one in step.slices:
-        held = waiting.pop(one.lane, None)
-        if held is not None and held.seconds < least and one.seconds < least:
-            one = replace(held, seconds=held.seconds + one.seconds, runs=held.runs + one.runs, name="several")
+    for part in step.slices:
+        held = waiting.pop(part.lane, None)
+        if held is not None and held.seconds < least and part.seconds < least:
+            part = replace(held, seconds=held.seconds + part.seconds, runs=held.runs + part.runs, name="several")
         elif held is not None:
             yield held
-        waiting[one.lane] = one
+        waiting[part.lane] = part
     yield from waiting.values()

@@ -49,8 +49,8 @@ def pictures(source: Source, evaluator: Evaluator, result: SearchResult) -> Pict
     step = step_of(evaluator, result)
     producer = evaluator.problem.program.producer
     makers = {producer[value] for item in evaluator.items.arrays if item.costs for value in item.values}
-    modules = Modules(source, makers | {one.op for one in step.slices})
-    places = {op: source.location(op).partition(" (")[0] for op in {one.op for one in step.slices}}
+    modules = Modules(source, makers | {interval.op for interval in step.slices})
+    places = {op: source.location(op).partition(" (")[0] for op in {interval.op for interval in step.slices}}
     return Pictures(step, modules, places, _memory(evaluator, result, step, modules))
 
 
