@@ -33,7 +33,6 @@ from toast_cli.price.layouts import (
     slowdown,
     tile_of,
 )
-from toast_cli.price.layouts import growth as growth_of_tiles
 from toast_cli.price.liveness import relaid_bytes
 from toast_cli.price.on_chip import kept_bytes
 from toast_cli.price.profile import CompilerProfile
@@ -121,17 +120,17 @@ class ArrayItem:
         return sum(runs_by_region(stops).values())
 
 
-def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
+def array_items(problem: Problem, compilation: Compilation) -> tuple[ArrayItem, ...]:
     """The array items of all values of the program."""
-    program, stored, late, needs = problem.program, made.stored, made.late, made.needs
+    program, stored, late, needs = problem.program, compilation.stored, compilation.late, compilation.needs
     producer = program.producer
     place = [0] * len(program.values)
     for op in program.ops:
         for k, value in enumerate(op.results):
             place[value] = k
     # Sum items account for these uses.
-    into_carries = frozenset(use for one in problem.accumulations for use in one.first)
-    found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    into_carries = frozenset(use for accumulation in problem.accumulations for use in accumulation.first)
+    members: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for value in range(len(program.values)):
         maker = producer[value]
         if maker < 0:
@@ -141,25 +140,25 @@ def array_items(problem: Problem, made: Compilation) -> tuple[ArrayItem, ...]:
             problem.op_pattern[maker],
             place[value],
             program.values[value].bytes,
-            program.values[value].bytes * made.parts[value],
+            program.values[value].bytes * compilation.parts[value],
             program.values[value].shape,
-            made.tiled[value],
-            made.images[value],
-            made.row_copies.get(value, ()),
-            made.softmaxes.get(value),
+            compilation.tiled[value],
+            compilation.images[value],
+            compilation.row_copies.get(value, ()),
+            compilation.softmaxes.get(value),
             problem.free[value],
             stored[value],
-            not (made.early[value] or late[value]),
+            not (compilation.early[value] or late[value]),
             readers,
             maker if program.ops[maker].region is not None and place[value] == 0 else NO_REGION,
         )
-        found[key].append(value)
+        members[key].append(value)
     items: list[ArrayItem] = []
-    for key, values in found.items():
+    for key, values in members.items():
         (pattern, k), measures, readers, region = key[:2], key[2:-2], key[-2], key[-1]
         left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
         shared = left and len(readers) > 1  # readers may take different shards
-        making = making_whole(program, stored, problem.free, made.profile, values[0]) if shared else None
+        making = making_whole(program, stored, problem.free, compilation.profile, values[0]) if shared else None
         sums = FactorKind.REDUCTION in problem.patterns[pattern].form.kinds
         at_edges = LOOP_READS in problem.roles and any(reader.whole_if_ahead is False for reader in left)
         item = ArrayItem(
@@ -186,19 +185,19 @@ def _ways_of_reading(
         reads = readings(program, value, uses)
     for (op, k), read in zip(uses, reads, strict=True):
         inside, ahead = [regions.setdefault(stop.region, len(regions)) for stop in (read.inside, read.ahead)]
-        runs, whole = (inside, read.inside.runs, ahead, read.ahead.runs), bool(read.whole_ahead)
-        ways.append((problem.op_pattern[op], k, *runs, whole, needs.of_use(value, op)))
+        runs, whole_ahead = (inside, read.inside.runs, ahead, read.ahead.runs), bool(read.whole_ahead)
+        ways.append((problem.op_pattern[op], k, *runs, whole_ahead, needs.of_use(value, op)))
     return frozenset(ways)
 
 
 def reads_as_made(problem: Problem, maker: int, result: int, reader: int, position: int) -> bool:
     """Whether ops of pattern `reader` read this result of pattern `maker` in its own sharding under every plan: it is
     neither partial nor pinned, both patterns choose alike, and the same factors make up the array."""
-    one, other = problem.patterns[maker], problem.patterns[reader]
-    if one.result_pins or other.operand_pins or FactorKind.REDUCTION in one.form.kinds:
+    maker_pattern, reader_pattern = problem.patterns[maker], problem.patterns[reader]
+    if maker_pattern.result_pins or reader_pattern.operand_pins or FactorKind.REDUCTION in maker_pattern.form.kinds:
         return False
     alike = problem.chosen_by[maker] == problem.chosen_by[reader]
-    return alike and one.form.results[result] == other.form.operands[position]
+    return alike and maker_pattern.form.results[result] == reader_pattern.form.operands[position]
 
 
 def reader_op(problem: Problem, item: ArrayItem, pattern: int, position: int) -> int:
@@ -223,54 +222,54 @@ class Layouts:
         self._sizes, self._tile = problem.mesh.sizes, tile_of(profile)
         self._growths: dict[tuple[tuple[int, ...], Tiling, tuple[int, ...], Sharding, Sharding], float] = {}
 
-    def kept(self, item: ArrayItem, made: Sharding) -> float:
+    def kept(self, item: ArrayItem, sharding: Sharding) -> float:
         """Bytes on one device of the item's array where it is made, including tile padding and all layouts that are
         kept."""
-        shape = self._local_shape(item.shape, made) if item.images else ()
+        shape = self._local_shape(item.shape, sharding) if item.images else ()
         if not item.images or not item.images.applies(shape):
-            return self.laid_out(item, item.written_bytes, made, made)
+            return self.laid_out(item, item.written_bytes, sharding, sharding)
         return item.images.kept(shape, item.tiling.dims, self._tile) * item.written_bytes / prod(item.shape)
 
-    def convolved(self, item: ArrayItem, copied: CopiedArgument, made: Sharding) -> float:
+    def convolved(self, item: ArrayItem, copied: CopiedArgument, sharding: Sharding) -> float:
         """Bytes on one device of the copy of an argument that convolutions or loops read."""
         if copied.images is None:
-            return self.laid_out(item, prod(item.shape) * copied.bits / 8, made, made)
-        shape, dims = self._local_shape(item.shape, made), item.tiling.dims
+            return self.laid_out(item, prod(item.shape) * copied.bits / 8, sharding, sharding)
+        shape, dims = self._local_shape(item.shape, sharding), item.tiling.dims
         few = copied.images.applies(shape)
         elements = copied.images.kept(shape, dims, self._tile) if few else prod(shape)
-        return elements * (1.0 if few else growth_of_tiles(shape, dims, self._tile)) * copied.bits / 8
+        return elements * (1.0 if few else growth(shape, dims, self._tile)) * copied.bits / 8
 
-    def row_copies(self, item: ArrayItem, made: Sharding) -> Iterator[tuple[RowCopy, float, float]]:
+    def row_copies(self, item: ArrayItem, sharding: Sharding) -> Iterator[tuple[RowCopy, float, float]]:
         """(copy, its bytes on one device, its tiles) of each copy into tiles of rows."""
-        local = self._local_shape(item.shape, made)
+        local = self._local_shape(item.shape, sharding)
         for copy in item.row_copies:
             wasted, tiles = copied_rows(local, copy, self._tile, 8 * item.bytes // max(1, prod(item.shape)))
             if tiles:
-                yield copy, wasted * item.written_bytes / shards(made, self._sizes), tiles
+                yield copy, wasted * item.written_bytes / shards(sharding, self._sizes), tiles
 
-    def spread(self, item: ArrayItem, made: Sharding) -> float:
+    def spread(self, item: ArrayItem, sharding: Sharding) -> float:
         """Bytes on one device of the arrays that a softmax reads beside its scores, see `masked_softmaxes`."""
-        if item.softmax is None or not item.softmax.applies(self._local_shape(item.shape, made)):
+        if item.softmax is None or not item.softmax.applies(self._local_shape(item.shape, sharding)):
             return 0.0
-        return self.kept(item, made) * item.softmax.spread / 4
+        return self.kept(item, sharding) * item.softmax.spread / 4
 
-    def laid_out(self, item: ArrayItem, size: float, sharding: Sharding, made: Sharding) -> float:
-        """Bytes on one device of the item's array, `size` bytes when whole, including tile padding. made: its sharding
-        where it is made, whose tiles copies keep."""
+    def laid_out(self, item: ArrayItem, size: float, sharding: Sharding, source: Sharding) -> float:
+        """Bytes on one device of the item's array, `size` bytes when whole, including tile padding. source: its
+        sharding where it is made, whose tiles copies keep."""
         tiling = item.tiling
-        dims = tuple(range(len(item.shape))) if tiling.copies and sharding == made else tiling.dims
+        dims = tuple(range(len(item.shape))) if tiling.copies and sharding == source else tiling.dims
         if not dims:
             return size / shards(sharding, self._sizes) * tiling.fixed
-        key = item.shape, tiling, dims, sharding, made
-        found = self._growths.get(key)
-        if found is None:
-            cut, source = (self._local_shape(item.shape, at) for at in (sharding, made))
-            found = self._growths[key] = growth_in(cut, replace(tiling, dims=dims), self._tile, source)
-        return size / shards(sharding, self._sizes) * found
+        key = item.shape, tiling, dims, sharding, source
+        wasted = self._growths.get(key)
+        if wasted is None:
+            local, like = (self._local_shape(item.shape, s) for s in (sharding, source))
+            wasted = self._growths[key] = growth_in(local, replace(tiling, dims=dims), self._tile, like)
+        return size / shards(sharding, self._sizes) * wasted
 
-    def is_put_together(self, item: ArrayItem, copy: Copy, made: Sharding) -> bool:
+    def is_put_together(self, item: ArrayItem, copy: Copy, source: Sharding) -> bool:
         """Whether the last gather of a copy copies its pieces, see `pieces_are_copied`."""
-        before, last = made, None
+        before, last = source, None
         for step, after in copy.steps:
             if step.kind == GATHER:
                 last = before, after
@@ -319,32 +318,32 @@ class ArrayKernels:
         self._relaid_bytes = {} if self._tile == UNPADDED else relaid_bytes(problem.program, profile)
 
     def uses(
-        self, item: ArrayItem, made: Sharding, read: Sequence[Sharding], copies: Sequence[Copy]
+        self, item: ArrayItem, source: Sharding, read: Sequence[Sharding], copies: Sequence[Copy]
     ) -> Iterator[KernelUse]:
-        """The kernels of an array that is made in sharding `made`.
+        """The kernels of an array that is made in sharding `source`.
 
         Args:
             read: [readers] sharding that each takes. copies: see `Pricer.copies`.
         """
-        yield from self._unsliced(item, made, read)
-        yield from self._laid_out(item, made, copies)
-        yield from self._into_rows(item, made)
-        yield from self._spread(item, made)
-        yield from self._relaid(item, made)
+        yield from self._unsliced(item, source, read)
+        yield from self._laid_out(item, source, copies)
+        yield from self._into_rows(item, source)
+        yield from self._spread(item, source)
+        yield from self._relaid(item, source)
 
-    def _unsliced(self, item: ArrayItem, made: Sharding, read: Sequence[Sharding]) -> Iterator[KernelUse]:
+    def _unsliced(self, item: ArrayItem, source: Sharding, read: Sequence[Sharding]) -> Iterator[KernelUse]:
         """The kernel that computes a whole array, if readers take different shards of it; the shards themselves count
         with the readers."""
         if item.making is None:
             return
-        taken, sizes = {*read, made} if item.as_made else {*read}, self._sizes
-        finest = max([shards(at, sizes) for at in taken if at != made and refines(at, made)], default=0)
-        if not finest or len(taken) == 1:
+        shardings, sizes = {*read, source} if item.as_made else {*read}, self._sizes
+        finest = max([shards(s, sizes) for s in shardings if s != source and refines(s, source)], default=0)
+        if not finest or len(shardings) == 1:
             return
-        ops, pieces = self._problem.program.ops, shards(made, sizes)
+        ops, pieces = self._problem.program.ops, shards(source, sizes)
         makers = [self._problem.program.producer[value] for value in item.values]
         part, size = 1.0 / pieces - 1.0 / finest, float(item.bytes)
-        flops, moved = (0.0, size) if made in taken else (item.making.flops, size + item.making.read)
+        flops, moved = (0.0, size) if source in shardings else (item.making.flops, size + item.making.read)
         if size <= self._kept_bytes * pieces:
             moved = moved / self._on_chip.vector_speed if self._on_chip.vector_speed else 0.0
         seconds = self._seconds(flops * part, moved * part)
@@ -354,7 +353,7 @@ class ArrayKernels:
                 tuple(makers), ops[makers[0]].name, runs, runs * flops * part, runs * size * part, runs * seconds
             )
 
-    def _laid_out(self, item: ArrayItem, made: Sharding, copies: Sequence[Copy]) -> Iterator[KernelUse]:
+    def _laid_out(self, item: ArrayItem, source: Sharding, copies: Sequence[Copy]) -> Iterator[KernelUse]:
         """The kernels that lay rows out for a collective that joins or cuts them, and anew after it.
 
         A collective concatenates along the rows of tiles, not within a row. So rows whose parts are gathered or
@@ -367,10 +366,10 @@ class ArrayKernels:
             return
         (lane,), producer = item.tiling.lanes, self._problem.program.producer
         makers = tuple([producer[value] for value in item.values])
-        for step, before, after, places, ahead in moves_of(made, copies):
+        for step, before, after, places, ahead in moves_of(source, copies):
             if before[lane] == after[lane]:
                 continue
-            (sent, padded), (received, kept) = (self._bytes(item, at, lane) for at in (before, after))
+            (sent, padded), (received, kept) = (self._bytes(item, s, lane) for s in (before, after))
             if padded > sent:
                 moved = padded + sent + received + kept
             elif step.kind == EXCHANGE:
@@ -381,39 +380,39 @@ class ArrayKernels:
             seconds = self._seconds(0.0, moved)
             yield KernelUse(makers, COPY, runs, 0.0, runs * moved, runs * seconds)
 
-    def _into_rows(self, item: ArrayItem, made: Sharding) -> Iterator[KernelUse]:
+    def _into_rows(self, item: ArrayItem, sharding: Sharding) -> Iterator[KernelUse]:
         """The kernels that copy an array into tiles of its rows, see `row_copies`: each tile is transposed."""
         chip, producer = self._problem.mesh.chip, self._problem.program.producer
         makers = tuple([producer[value] for value in item.values])
-        for copy, size, tiles in self._layouts.row_copies(item, made):
-            moved, runs = size + self._layouts.kept(item, made), len(makers) * copy.runs
+        for copy, size, tiles in self._layouts.row_copies(item, sharding):
+            moved, runs = size + self._layouts.kept(item, sharding), len(makers) * copy.runs
             turning = tiles * self._turning_cycles / chip.clock_hertz
             yield KernelUse(makers, COPY, runs, 0.0, runs * moved, runs * max(turning, self._seconds(0.0, moved)))
 
-    def _spread(self, item: ArrayItem, made: Sharding) -> Iterator[KernelUse]:
+    def _spread(self, item: ArrayItem, sharding: Sharding) -> Iterator[KernelUse]:
         """The kernels that write what a softmax reads beside its scores, and its reading, see `masked_softmaxes`."""
-        moved, program = 2.0 * self._layouts.spread(item, made), self._problem.program
+        moved, program = 2.0 * self._layouts.spread(item, sharding), self._problem.program
         if moved:
             makers = tuple([program.producer[value] for value in item.values])
             runs = sum(program.ops[maker].trips for maker in makers)
             yield KernelUse(makers, BROADCAST_IN_DIM, runs, 0.0, runs * moved, runs * self._seconds(0.0, moved))
 
-    def _relaid(self, item: ArrayItem, made: Sharding) -> Iterator[KernelUse]:
+    def _relaid(self, item: ArrayItem, sharding: Sharding) -> Iterator[KernelUse]:
         """The kernels that copy what a loop carries or stacks around it, and lay out its slices, see `relaid_bytes`.
         XLA:TPU adds the time to rearrange each tile to that for reading and writing a copy; short tiles take longer."""
         chip = self._problem.mesh.chip
         for value in item.values if self._relaid_bytes else ():
             relaid, maker = self._relaid_bytes.get(value), self._problem.program.producer[value]
             if relaid is not None and (relaid.copied or relaid.turned):
-                copied, turned = (size / shards(made, self._sizes) for size in (relaid.copied, relaid.turned))
+                copied, turned = (size / shards(sharding, self._sizes) for size in (relaid.copied, relaid.turned))
                 turning = turned / _TILE_BYTES * self._retiling_cycles / chip.clock_hertz
                 copying = turning + 2.0 * copied / chip.memory_bytes_per_second
-                local, bits = _shape_of_largest(item.shape, made, self._sizes), 8 * item.bytes // prod(item.shape)
+                local, bits = _shape_of_largest(item.shape, sharding, self._sizes), 8 * item.bytes // prod(item.shape)
                 tiles = {dim - len(local) for dim in innermost_dims(local, self._tile, bits)}
                 slower = slowdown(local, self._tile, bits)
                 # Where slices are laid out anew, the kernels that read and write them do it in the argument's tiles.
                 again = 0.0 if tiles.isdisjoint(relaid.outermost) else 2.0 * slower - 1.0
-                if again and any(made[dim] for dim in relaid.updated):
+                if again and any(sharding[dim] for dim in relaid.updated):
                     again += self._problem.program.ops[maker].trips
                 seconds = (slower + again) * copying
                 yield KernelUse((maker,), COPY, 2.0, 0.0, 2.0 * copied, seconds)

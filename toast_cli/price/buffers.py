@@ -92,46 +92,46 @@ class Buffers:
 
         op_sharding: of the op that makes the item. copies: of it, see `Pricer.copies`.
         """
-        made = op_sharding.shardings[item.result]
+        sharding = op_sharding.shardings[item.result]
         if item.stored:
-            own = self._layouts.kept(item, made)
+            own = self._layouts.kept(item, sharding)
             yield OWN, own
             if own < self._typical_bytes and not self._waiting_results.keys().isdisjoint(item.values):
                 yield WAITING, own
         copied = next((self._convolved[value] for value in item.values if value in self._convolved), None)
         if copied is not None and (item.tiling.dims or copied.images is None):
-            yield CONVOLVED, self._layouts.convolved(item, copied, made)
+            yield CONVOLVED, self._layouts.convolved(item, copied, sharding)
         partial = op_sharding.reduced or op_sharding.scattered[item.result]
         if any(partial or not self._started[value].added for value in item.values if value in self._started):
             computed = op_sharding.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
-        rows = max([size for _, size, _ in self._layouts.row_copies(item, made)], default=0.0)
+        rows = max([size for _, size, _ in self._layouts.row_copies(item, sharding)], default=0.0)
         if rows:
             yield ROWS, rows
-        if spread := self._layouts.spread(item, made):
-            yield SPREAD, spread + self._layouts.kept(item, made)  # with its exponentials
+        if spread := self._layouts.spread(item, sharding):
+            yield SPREAD, spread + self._layouts.kept(item, sharding)  # with its exponentials
         if item.region >= 0:
             yield INSIDE, self._pricer.inside_bytes(item, op_sharding)
         if op_sharding.scattered[item.result] or op_sharding.reduced:
             yield (
                 HandedOn(tuple([copy.places for copy in copies])) if copies else REDUCED,
-                self._layouts.kept(item, made),
+                self._layouts.kept(item, sharding),
             )
             if op_sharding.scattered[item.result]:
                 computed = op_sharding.computed[item.result]
                 yield PARTIAL, self._layouts.laid_out(item, item.written_bytes, computed, computed)
                 if self._pricer.is_cut_late(item, op_sharding):
-                    yield UNCUT, self._layouts.kept(item, computed) - self._layouts.kept(item, made)
+                    yield UNCUT, self._layouts.kept(item, computed) - self._layouts.kept(item, sharding)
         for copy in copies:
             size = self._pricer.copied_bytes(item, copy)
             kind = Ahead(copy.places) if copy.ahead == len(copy.steps) else copy.places
-            yield kind, self._layouts.laid_out(item, size, copy.sharding, made)
-            if self._layouts.is_put_together(item, copy, made):
-                yield PutTogether(kind), self._layouts.laid_out(item, size, copy.sharding, made)
+            yield kind, self._layouts.laid_out(item, size, copy.sharding, sharding)
+            if self._layouts.is_put_together(item, copy, sharding):
+                yield PutTogether(kind), self._layouts.laid_out(item, size, copy.sharding, sharding)
             # It is gathered partly ahead of loops and further within them.
             if copy.ahead < len(copy.steps) and any(step.kind == GATHER for step, _ in copy.steps[: copy.ahead]):
                 between = copy.steps[copy.ahead - 1][1]
-                yield Ahead(copy.places), self._layouts.laid_out(item, size, between, made)
+                yield Ahead(copy.places), self._layouts.laid_out(item, size, between, sharding)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
         """Live intervals in ticks of the buffers of that kind, over all values of the item."""
@@ -146,12 +146,12 @@ class Buffers:
         if isinstance(kind, HandedOn):
             return self._waiting(item, self._lives.times[self._problem.program.producer[value]], value, kind.copies)
         if isinstance(kind, tuple):
-            found = self._copies.get((value, kind))
-            if found is None:
+            intervals = self._copies.get((value, kind))
+            if intervals is None:
                 ahead = isinstance(kind, Ahead)
                 places = kind.places if isinstance(kind, Ahead) else kind
-                found = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
-            return found
+                intervals = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
+            return intervals
         if kind == CONVOLVED:
             return [self._convolved[value].interval] if value in self._convolved else []
         if kind == WAITING:
@@ -159,24 +159,26 @@ class Buffers:
             return [(0, self._waiting_results[value])] if there else []
         if kind == STARTED:
             return [self._started[value].interval] if value in self._started else []
-        made = self._lives.times[self._problem.program.producer[value]]
+        born = self._lives.times[self._problem.program.producer[value]]
         if kind == ROWS and not item.row_copies[0].gathered:
             ops = self._problem.program.ops
             read = [
-                self._lives.times[op] for op, at in self._problem.program.users[value] if ops[op].kind.lookup and not at
+                self._lives.times[op]
+                for op, position in self._problem.program.users[value]
+                if ops[op].kind.lookup and not position
             ]
             return [(min(read), max(read))] if read else []
         if kind == UNCUT:
             last = self._cut_by(value)
-            return [(made + 1, last)] if made < last else []
-        return [(made, made)] if kind in (PARTIAL, INSIDE, ROWS) else self._waiting(item, made, value)
+            return [(born + 1, last)] if born < last else []
+        return [(born, born)] if kind in (PARTIAL, INSIDE, ROWS) else self._waiting(item, born, value)
 
     def on_host(self, item: ArrayItem, op_sharding: OpSharding) -> tuple[float, list[Interval]]:
         """(bytes of one array, live intervals of the item's arrays in host memory). A result that replaces an argument
         reuses its buffer; slices in transit need none."""
         mine = self._on_host.intersection(item.values) - self._no_host_memory
-        found = [interval for value in mine for interval in self._lives.intervals[value]]
-        return self._pricer.local(item.bytes, op_sharding.shardings[item.result]), found
+        intervals = [interval for value in mine for interval in self._lives.intervals[value]]
+        return self._pricer.local(item.bytes, op_sharding.shardings[item.result]), intervals
 
     def resting(self, item: ArrayItem) -> int:
         """The number of an item's arrays that are arguments in device memory."""
@@ -187,10 +189,10 @@ class Buffers:
         if not 0 < size <= self.on_chip.largest:
             return []
         return [
-            found
+            interval
             for value in item.values
-            for found in self.of_value(item, kind, value)
-            if self.is_brief(kind, value, found)
+            for interval in self.of_value(item, kind, value)
+            if self.is_brief(kind, value, interval)
         ]
 
     def spans(self, timeline: Timeline, item: ArrayItem, kind: Kind, size: float) -> Spans:
@@ -223,15 +225,15 @@ class Buffers:
         return {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")
 
     def _waiting(
-        self, item: ArrayItem, made: int, value: int, copies: tuple[tuple[int, ...], ...] = ()
+        self, item: ArrayItem, born: int, value: int, copies: tuple[tuple[int, ...], ...] = ()
     ) -> list[Interval]:
         """From its producer to its last reader in program order; only the part after the array's own interval, if that
         is counted. Empty if a written view of it is counted instead."""
         lives, program = self._lives, self._problem.program
         users = program.users[value]
-        last = max([made, *self._last_reads(item, users, copies)])
+        last = max([born, *self._last_reads(item, users, copies)])
         if not item.stored:
-            return [] if self._is_written_view(value) else [(made, last)]
+            return [] if self._is_written_view(value) else [(born, last)]
         own = max((end for _, end in lives.intervals[value]), default=last)
         return [(own + 1, last)] if own < last else []
 
@@ -303,10 +305,10 @@ class Buffers:
                 reads.setdefault(read.ahead.region.loop, []).append(interval)
             else:
                 reads.setdefault(loop, []).append((lives.times[op], lives.deaths[op]))
-        found = []
+        alive = []
         for loop, intervals in reads.items():
             first = min(born for born, _ in intervals)
             if self._gathers_first:
                 first = copy_made_at(program, loop, home, first)
-            found.append((first, max([first, *(last for _, last in intervals)])))
-        return found
+            alive.append((first, max([first, *(last for _, last in intervals)])))
+        return alive

@@ -316,14 +316,14 @@ class _Group:
         """Every device sends to every other (exchange), or to the next one."""
         near = (self.size - 1) / self.devices if exchange else 1.0
         far = (self.devices - self.size) / self.devices if exchange else 1.0
-        apart = self.outside / self.size
+        network = self.outside / self.size
         return tuple(
             [
                 (
                     each.ring + max(each.inside * self.step, each.outside * self.hop),
                     max(
                         near / self._limited(each, each.rate * self.inside),
-                        far / self._limited(each, each.rate * apart),
+                        far / self._limited(each, each.rate * network),
                     ),
                 )
                 for each in _PROTOCOLS

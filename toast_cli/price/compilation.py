@@ -24,7 +24,7 @@ from toast_cli.price.fusion import (
     written_parts,
 )
 from toast_cli.price.gpu_libraries import ScatterStart, scatter_starts
-from toast_cli.price.kernel import Kernel, Rows, Side, op_arithmetic, scatter_start_bytes
+from toast_cli.price.kernel import Kernel, KernelSide, Rows, op_arithmetic, scatter_start_bytes
 from toast_cli.price.layouts import (
     RowCopy,
     Tiling,
@@ -139,7 +139,7 @@ class MemoryForm(NamedTuple):
     Attributes:
         padding: [values] padded elements over elements, see `layouts`; scales bytes, elements and flops.
         parts: [values] fraction of bits that is stored, see `written_parts`; scales bytes.
-        rows: tilings by value, see `Side.rows`.
+        rows: tilings by value, see `KernelSide.rows`.
     """
 
     padding: list[float]
@@ -175,10 +175,10 @@ def kernels(
         if any(stored[v] for v in op.results) and not (scalars_free and scalar):
             grouping.add_kernels(number)
     if "reduction-fusion" in profile.passes:
-        let_reductions_ride(program, grouping.found, grouping.reads, grouping.products, profile)
+        let_reductions_ride(program, grouping.kernels, grouping.reads, grouping.products, profile)
     if "normalization-fusion" in profile.passes:
-        join_rows(program, grouping.found, grouping.reads, stored)
-    return grouping.found
+        join_rows(program, grouping.kernels, grouping.reads, stored)
+    return grouping.kernels
 
 
 def unfilled_stacks(program: Program, profile: CompilerProfile) -> set[int]:
@@ -213,8 +213,8 @@ class _Walk:
 
 
 class _Grouping:
-    """Collects kernels. found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory. products:
-    last op of a kernel -> the contraction in it."""
+    """Collects the kernels of all ops. reads: last op of a kernel -> values it reads from memory. products: last op of
+    a kernel -> the contraction in it."""
 
     def __init__(
         self, program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, form: MemoryForm
@@ -228,11 +228,11 @@ class _Grouping:
         )
         self._hosts = Hosts(program, alone="library-products" in profile.passes)
         self._cost, self._atomic = expansions(profile), "atomic-scatters" in profile.passes
-        sizes = [it.bytes * wasted * part for it, wasted, part in zip(program.values, padding, parts, strict=True)]
+        sizes = [v.bytes * wasted * part for v, wasted, part in zip(program.values, padding, parts, strict=True)]
         self._residency = loop_residency(program, stored, sizes, free, profile)
         self._widths = reuse_widths(program, stored, sizes, profile)
         self._kept = {argument.value for argument in program.arguments if not argument.donated}
-        self.found: list[Kernel | None] = [None] * len(program.ops)
+        self.kernels: list[Kernel | None] = [None] * len(program.ops)
         self.reads: dict[int, set[int]] = {}
         self.products: dict[int, int] = {}
 
@@ -255,28 +255,28 @@ class _Grouping:
         """Adds the kernel of op `number`, or adds the op to the epilogue of a contraction."""
         operands, results = self._sides(number, walk)
         if walk.product < 0:
-            self.found[number] = Kernel(operands, results)
+            self.kernels[number] = Kernel(operands, results)
             return
-        known = self.found[walk.product]
-        if known is None:
+        kernel = self.kernels[walk.product]
+        if kernel is None:
             product = self._program.ops[walk.product]
             ways_in = [self._side(product, position, walk) for position in range(len(product.operands))]
             size = self._program.values[product.results[0]].bytes
-            known = self.found[walk.product] = Kernel(ways_in, [Side()], size)
-        self._finish(self._program.ops[number], known.results[0], operands, results)
+            kernel = self.kernels[walk.product] = Kernel(ways_in, [KernelSide()], size)
+        self._finish(self._program.ops[number], kernel.results[0], operands, results)
 
     def _join(self, end: int, joined: list[int]) -> None:
         """Merges op `end` into the kernels `joined`: it does not read again what they hold."""
-        walk, host = _Walk(), self.found[joined[-1]]
+        walk, host = _Walk(), self.kernels[joined[-1]]
         walk.read.update(*(self._hosts.holds[kernel] for kernel in joined))
         operands, results = self._sides(end, walk)
         if self._program.ops[joined[-1]].kind.matrix_unit and host is not None:
-            self.found[end] = None
+            self.kernels[end] = None
             self._finish(self._program.ops[end], host.results[0], operands, results)
         else:
-            self.found[end] = Kernel(operands, results, rides=True)
+            self.kernels[end] = Kernel(operands, results, rides=True)
 
-    def _finish(self, op: Op, finish: Side, operands: list[Side], results: list[Side]) -> None:
+    def _finish(self, op: Op, finish: KernelSide, operands: list[KernelSide], results: list[KernelSide]) -> None:
         """Adds an op's work to the epilogue of a contraction."""
         finish.bytes += sum(s.bytes for s in results)
         finish.elements += sum(s.elements for s in results)
@@ -292,55 +292,55 @@ class _Grouping:
     def _arithmetic(self, op: Op) -> float:
         return op_arithmetic(self._program, op, self._cost, self._atomic)
 
-    def _sides(self, number: int, walk: _Walk) -> tuple[list[Side], list[Side]]:
+    def _sides(self, number: int, walk: _Walk) -> tuple[list[KernelSide], list[KernelSide]]:
         """The sides of an op's operands and of its results."""
         op = self._program.ops[number]
         operands = [self._side(op, position, walk) for position in range(len(op.operands))]
         return operands, [self._written(op, k) for k in range(len(op.results))]
 
-    def _side(self, op: Op, position: int, walk: _Walk) -> Side:
+    def _side(self, op: Op, position: int, walk: _Walk) -> KernelSide:
         """Reads and fused arithmetic of one operand of an op."""
-        side, program = Side(), self._program
+        side, program = KernelSide(), self._program
         pending = [(op.operands[position], op, position, NONE)]  # and the pad or slice through which it is read
         while pending:
-            value, reader, at, moved = pending.pop()
+            value, reader, place, moved = pending.pop()
             maker = program.producer[value]
             if self._free[value]:
                 continue
-            if at == 0 and moved == NONE and (reader.kind.takes_part or (reader.name == PAD and self._moves)):
+            if place == 0 and moved == NONE and (reader.kind.takes_part or (reader.name == PAD and self._moves)):
                 moved = reader.results[0]
             if self._taken[value]:
-                self._read(value, reader, at, walk, side, moved)
+                self._read(value, reader, place, walk, side, moved)
             elif maker not in walk.members or (program.ops[maker].name == PAD and self._moves):
                 walk.members.add(maker)
-                made = program.ops[maker]
-                if not made.kind.matrix_unit:
-                    side.flops += self._arithmetic(made) * self._padding[value]
-                    pending.extend((v, made, k, moved) for k, v in enumerate(made.operands))
+                maker_op = program.ops[maker]
+                if not maker_op.kind.matrix_unit:
+                    side.flops += self._arithmetic(maker_op) * self._padding[value]
+                    pending.extend((v, maker_op, k, moved) for k, v in enumerate(maker_op.operands))
                 elif walk.product < 0:
                     walk.product = maker
                 else:
                     self._taken[value] = True
                     walk.others.append(maker)
-                    self._read(value, reader, at, walk, side, moved)
+                    self._read(value, reader, place, walk, side, moved)
         return side
 
-    def _read(self, value: int, reader: Op, position: int, walk: _Walk, side: Side, moved: int) -> None:
+    def _read(self, value: int, reader: Op, position: int, walk: _Walk, side: KernelSide, moved: int) -> None:
         takes = reader.kind.takes_part and position == 0
         key = (value, moved)
         if (position == 0 and reader.kind.updates) or key in walk.read:
             return
         walk.read.add(key)
-        it, padding = self._program.values[value], self._padding[value]
-        part = self._program.values[reader.results[0]] if takes else it
+        array, padding = self._program.values[value], self._padding[value]
+        part = self._program.values[reader.results[0]] if takes else array
         seen = visible_part(reader) if self._moves and position == 0 else 1.0
-        size = round(min(it.bytes, part.bytes) * seen * padding * self._parts[value])
+        size = round(min(array.bytes, part.bytes) * seen * padding * self._parts[value])
         stays, beside = (0.0, 0.0) if takes else self._residency.of_read(value, reader)
         size = round(size * stays) if stays else size
         side.bytes += size
         if value in self._rows:
-            array = it.shape, self._rows[value]
-            side.rows[array] = side.rows.get(array, 0) + size
+            rows = array.shape, self._rows[value]
+            side.rows[rows] = side.rows.get(rows, 0) + size
         maker = self._program.ops[self._program.producer[value]].name
         if stays:
             side.staying, side.beside = side.staying + size, beside
@@ -351,8 +351,8 @@ class _Grouping:
             side.widest = max(side.widest, min(size, self._widths[value]))
         elif takes and maker == CARRY:  # of a sequence, on the chip as a whole or not at all
             side.passing += size
-            side.widest = max(side.widest, it.bytes * padding)
-        elements = round(min(it.elements, part.elements) * seen * padding)
+            side.widest = max(side.widest, array.bytes * padding)
+        elements = round(min(array.elements, part.elements) * seen * padding)
         side.elements, side.largest = side.elements + elements, max(side.largest, elements)
 
     def _is_given(self, value: int) -> bool:
@@ -360,28 +360,32 @@ class _Grouping:
         value = updated_in_place(self._program, value)
         return self._program.ops[self._program.producer[value]].name == ARGUMENT
 
-    def _written(self, op: Op, k: int) -> Side:
+    def _written(self, op: Op, k: int) -> KernelSide:
         program, value = self._program, op.results[k]
-        it, padding = program.values[value], self._padding[value]
+        array, padding = program.values[value], self._padding[value]
         if not self._taken[value]:
-            return Side()
+            return KernelSide()
         if op.kind.updates:
             update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
-            size, elements = min(it.bytes, update.bytes), min(it.elements, update.elements)
+            size, elements = min(array.bytes, update.bytes), min(array.elements, update.elements)
             if self._copies_first(op):  # which is copied, and the copy updated
-                whole = round(it.bytes * padding)
-                return Side(size + whole, elements, read=whole, passing=size, widest=whole)
+                whole_bytes = round(array.bytes * padding)
+                return KernelSide(size + whole_bytes, elements, read=whole_bytes, passing=size, widest=whole_bytes)
             if op.name == SCATTER:
-                return Side(size + (scatter_start_bytes(program, op, self._free) if self._atomic else 0), elements)
-            return Side(size, elements, passing=size, widest=it.bytes * padding, rows=self._rows_in(value, size))
-        size, elements = round(it.bytes * padding * self._parts[value]), round(it.elements * padding)
+                return KernelSide(
+                    size + (scatter_start_bytes(program, op, self._free) if self._atomic else 0), elements
+                )
+            return KernelSide(
+                size, elements, passing=size, widest=array.bytes * padding, rows=self._rows_in(value, size)
+            )
+        size, elements = round(array.bytes * padding * self._parts[value]), round(array.elements * padding)
         stays, beside = self._residency.of_yield(program, value)
         if stays:
-            return Side(size, elements, staying=size, beside=beside)
+            return KernelSide(size, elements, staying=size, beside=beside)
         rows = self._rows_in(value, size)
         if any(program.ops[user].name == RESULT for user, _ in program.users[value]):
-            return Side(size, elements, rows=rows)
-        return Side(size, elements, passing=size, widest=min(size, self._widths[value]), rows=rows)
+            return KernelSide(size, elements, rows=rows)
+        return KernelSide(size, elements, passing=size, widest=min(size, self._widths[value]), rows=rows)
 
     def _copies_first(self, op: Op) -> bool:
         """Whether an op updates an argument that is not donated, or a slice of another array."""
@@ -419,12 +423,12 @@ def making_whole(
     cost, flops, read = expansions(profile), 0.0, 0.0
     pending, seen = [value], {value}
     while pending:
-        at = pending.pop()
-        op = program.ops[program.producer[at]]
-        if stored[at] or op.kind.matrix_unit:
-            read += program.values[at].bytes
+        source = pending.pop()
+        op = program.ops[program.producer[source]]
+        if stored[source] or op.kind.matrix_unit:
+            read += program.values[source].bytes
             continue
-        flops += cost.get(op.name, 0.0) * program.values[at].elements or op.flops
+        flops += cost.get(op.name, 0.0) * program.values[source].elements or op.flops
         for operand in op.operands:
             if operand not in seen and not free[operand]:
                 seen.add(operand)
@@ -467,16 +471,16 @@ class Hosts:
         else:
             return []
         size, read = values[written].elements, [value for value, _ in reads]
-        found = {
+        hosts = {
             self.writes[v]
             for v in read
             if v in self.writes and values[v].elements == size and self._takes(ops[self.writes[v]], op)
         }
-        if op.name == DYNAMIC_UPDATE_SLICE and not found:
-            found = self._beside(op, size, read)
-        last = max(found, default=-1)
-        waits = any(self.writes.get(v) not in found and self._program.producer[v] > last for v in read)
-        return [] if waits else sorted(found)
+        if op.name == DYNAMIC_UPDATE_SLICE and not hosts:
+            hosts = self._beside(op, size, read)
+        last = max(hosts, default=-1)
+        waits = any(self.writes.get(v) not in hosts and self._program.producer[v] > last for v in read)
+        return [] if waits else sorted(hosts)
 
     def _beside(self, op: Op, size: int, read: list[int]) -> set[int]:
         """The kernel of another update of the same size that reads one of the same arrays."""
@@ -492,13 +496,13 @@ class Hosts:
 
     def enter(self, kernel: int, end: int, reads: Iterable[tuple[int, int]]) -> None:
         """Records that a kernel has these reads and writes the results of op `end`."""
-        made = self._program.ops[end].results
-        self.holds.setdefault(kernel, set()).update(reads, ((v, -1) for v in made))
+        results = self._program.ops[end].results
+        self.holds.setdefault(kernel, set()).update(reads, ((v, -1) for v in results))
         op = self._program.ops[end]
         if op.name == DYNAMIC_UPDATE_SLICE and kernel == end:
             size = self._program.values[op.operands[1]].elements
             self._updates.setdefault((op.loop, size), []).append(kernel)
-        self.writes.update(dict.fromkeys(made, kernel))
+        self.writes.update(dict.fromkeys(results, kernel))
 
 
 FAR = 300  # ops after which one array is assumed to depend on the other
@@ -506,7 +510,7 @@ FAR = 300  # ops after which one array is assumed to depend on the other
 
 def let_reductions_ride(
     program: Program,
-    found: list[Kernel | None],
+    kernels: list[Kernel | None],
     reads: dict[int, set[int]],
     products: dict[int, int],
     profile: CompilerProfile,
@@ -517,14 +521,14 @@ def let_reductions_ride(
     variance that needs the mean, or a softmax's sum that needs the largest element), or one that reads the operand
     together with the reduction's result, the largest element. Seen in programs compiled by libtpu 0.0.42.1.
 
-    found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory. products: last op of a kernel
-    -> the contraction in it; a reduction of rows that is merged into a contraction's kernel is added.
+    reads: last op of a kernel -> values it reads from memory. products: last op of a kernel -> the contraction in it; a
+    reduction of rows that is merged into a contraction's kernel is added.
     """
     alone = "library-products" in profile.passes
     with_largest = "normalization-fusion" not in profile.passes
     readers = _readers(reads)
     for number, values in reads.items():
-        op, kernel = program.ops[number], found[number]
+        op, kernel = program.ops[number], kernels[number]
         if kernel is None or op.name != REDUCE or not values:
             continue
         largest = max(values, key=lambda v: (program.values[v].bytes, v))
@@ -534,10 +538,10 @@ def let_reductions_ride(
         at_once = made_here and not any(_follows(program, value, largest) for value in values - {largest})
         largest_found = with_largest and op.detail == "maximum"
         product = _product_of_rows(program, op, values, products) if "product-rows" in profile.passes else -1
-        host = found[product] if product >= 0 else None
+        host = kernels[product] if product >= 0 else None
         if host is not None:
             # The contraction's epilogue computes it.
-            products[number], found[number] = product, None
+            products[number], kernels[number] = product, None
             host.results[0].flops += op.flops + sum(side.flops for side in kernel.operands)
         elif at_once or (largest_found and any(op.results[0] in reads[r] for r in readers[largest])):
             kernel.rides = True
@@ -563,8 +567,8 @@ def _product_of_rows(program: Program, op: Op, values: set[int], products: Mappi
         return -1
     # What it reads beside the rows is there before them, or is a statistic of them.
     others = [value for value in values if products.get(program.producer[value]) != product]
-    made = program.ops[product].results[0]
-    return -1 if any(_follows(program, value, made) for value in others) else product
+    scores = program.ops[product].results[0]
+    return -1 if any(_follows(program, value, scores) for value in others) else product
 
 
 def _readers(reads: dict[int, set[int]]) -> dict[int, list[int]]:
@@ -595,7 +599,7 @@ PRODUCT_ROWS = range(512, 2560 + 1)
 MASKED = 130.0  # operations of the vector unit for each element that is masked
 
 
-def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set[int]], stored: list[bool]) -> None:
+def join_rows(program: Program, kernels: list[Kernel | None], reads: dict[int, set[int]], stored: list[bool]) -> None:
     """Removes the kernels of reductions of rows that are merged into the kernel that reads the rows again.
 
     A softmax or a norm reduces its rows and computes each element from the row's statistics and the element itself.
@@ -605,14 +609,13 @@ def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set
     gradient). A mask makes such a kernel slow: if it selects elements, or adds an array that is broadcast over heads,
     it processes 0.22 to 0.28 elements a picosecond on an H200, rows of 512 to 2,048 elements.
 
-    found: [ops] the kernels. reads: last op of a kernel -> values it reads from memory. stored: [values] whether it is
-    in memory.
+    reads: last op of a kernel -> values it reads from memory. stored: [values] whether it is in memory.
     """
     readers = _readers(reads)
     hosts: dict[int, int] = {}  # reduction -> last op of the kernel it is merged into
     for number in sorted(reads, reverse=True):
         values = reads[number]
-        if found[number] is None or not values or not _reduces_rows(program, program.ops[number], SHORT_ROWS):
+        if kernels[number] is None or not values or not _reduces_rows(program, program.ops[number], SHORT_ROWS):
             continue
         longest = max(program.values[v].elements for v in values)
         rows = {value for value in values if program.values[value].elements == longest}
@@ -622,24 +625,24 @@ def join_rows(program: Program, found: list[Kernel | None], reads: dict[int, set
         (host,) = ends
         last = program.ops[host]
         in_rows = last.kind.fusible or _reduces_rows(program, last, SHORT_ROWS)  # can hold rows in registers
-        if rows <= reads[host] and found[host] is not None and in_rows:
-            hosts[number], found[number] = host, None
+        if rows <= reads[host] and kernels[host] is not None and in_rows:
+            hosts[number], kernels[number] = host, None
     for host in set(hosts.values()):
-        kernel, made = found[host], program.values[program.ops[host].results[0]]
+        kernel, written = kernels[host], program.values[program.ops[host].results[0]]
         if kernel is not None and kernel.operands and _is_masked(program, program.ops[host], reads[host], stored):
-            kernel.operands[0].flops += MASKED * made.elements
+            kernel.operands[0].flops += MASKED * written.elements
 
 
 def _is_masked(program: Program, op: Op, read: set[int], stored: list[bool]) -> bool:
     """Whether a kernel that ends in an op selects elements of its rows, or reads rows that it broadcasts."""
-    made = program.values[op.results[0]]
+    result = program.values[op.results[0]]
     for array in map(program.values.__getitem__, read):
-        if len(array.shape) > 1 and array.shape[-2:] == made.shape[-2:] and array.elements < made.elements:
+        if len(array.shape) > 1 and array.shape[-2:] == result.shape[-2:] and array.elements < result.elements:
             return True
     pending, seen = [op], {op.results[0]}
     while pending:
         op = pending.pop()
-        if op.name == SELECT and program.values[op.results[0]].shape[-1:] == made.shape[-1:]:
+        if op.name == SELECT and program.values[op.results[0]].shape[-1:] == result.shape[-1:]:
             return True
         for value in op.operands:
             if not stored[value] and value not in seen and program.producer[value] >= 0:
@@ -652,5 +655,5 @@ def _reduces_rows(program: Program, op: Op, lengths: range) -> bool:
     """Whether an op reduces only the innermost dimensions of its operand; lengths: of their elements together."""
     if op.name != REDUCE:
         return False
-    made, taken = program.values[op.results[0]].shape, program.values[op.operands[0]].shape
-    return made == taken[: len(made)] and prod(taken[len(made) :]) in lengths
+    result, operand = program.values[op.results[0]].shape, program.values[op.operands[0]].shape
+    return result == operand[: len(result)] and prod(operand[len(result) :]) in lengths

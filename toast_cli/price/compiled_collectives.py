@@ -58,18 +58,18 @@ class Narrowing:
         return self._read(value, op) / self._bits[value] if self._bits[value] else 1.0
 
     def _read(self, value: int, number: int) -> int:
-        op, whole = self._program.ops[number], self._bits[value]
+        op, bits = self._program.ops[number], self._bits[value]
         if not (self._narrows and self._floating[value]):
-            return whole
+            return bits
         if op.kind.matrix_unit:
             narrows = self._program.values[value].dtype == "f32" and not op.multiplies_by_vector
-            return self._product_bits if narrows else whole
+            return self._product_bits if narrows else bits
         results = [v for v in op.results if self._floating[v]]
         if op.name == CONVERT and results:
-            return min(whole, *(self._needed[v] for v in results))
+            return min(bits, *(self._needed[v] for v in results))
         if op.kind.rearranges or op.name == SELECT:
-            return max((self._needed[v] for v in results), default=whole)
-        return whole
+            return max((self._needed[v] for v in results), default=bits)
+        return bits
 
 
 def stays_gather(profile: CompilerProfile, shape: tuple[int, ...], shards: int) -> bool:
@@ -146,13 +146,13 @@ def early_values(program: Program, free: tuple[bool, ...], profile: CompilerProf
     if "overlap" not in profile.passes:
         return early
     carries = {op.results[0] for op in program.ops if op.name == CARRY}  # a loop's counter is one that is early
-    found = -1
-    while found != len(carries):
-        found = len(carries)
+    count = -1
+    while count != len(carries):
+        count = len(carries)
         for op in program.ops:
-            known = op.name == ARGUMENT or (op.kind.fusible and all(early[v] for v in op.operands))
+            is_early = op.name == ARGUMENT or (op.kind.fusible and all(early[v] for v in op.operands))
             for value in op.results:
-                early[value] = known or free[value] or value in carries
+                early[value] = is_early or free[value] or value in carries
         carries = {v for v in carries if all(early[o] for o in program.ops[program.producer[v]].operands)}
     return early
 
@@ -206,14 +206,14 @@ def combined_shares(
     before = [0] * len(program.ops)  # [ops] reductions of the same lateness on the longest path to it, itself included
     places: dict[int, _Place] = {}
     for number, op in enumerate(program.ops):
-        longest, last, one = 0, late[number], over[number]
+        longest, last, reduction = 0, late[number], over[number]
         for value in op.operands:
             maker = producer[value]  # may be a later op, for a carry; counts as 0 then
             if before[maker] > longest and late[maker] == last:
                 longest = before[maker]
-        before[number] = longest if one is None else longest + 1
-        if one is not None:
-            places[number] = one, loop_at(program, number, 0), op.branches, last, before[number]
+        before[number] = longest if reduction is None else longest + 1
+        if reduction is not None:
+            places[number] = reduction, loop_at(program, number, 0), op.branches, last, before[number]
     level = Counter(places.values())
     # Loop-carried sums are reduced after their loops, although the carry itself reduces nothing.
     at_end = [last and loop_at(program, number, 0) < 0 for number, last in enumerate(late)]
@@ -260,7 +260,9 @@ NEARLY = 1.1  # a product with its last dimension as columns may have so many mo
 SQUARE_EDGE = 4  # the shortest edge of a square slice that is reduced by an all-reduce that uses all links
 PART_PRIMES = 2, 3, 5, 7, 11, 13, 17, 19  # by which the columns of wide arrays are divided into equal parts
 PART_BUFFERS = 4  # of a part that a kernel has beside those for each device
-Sides = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions of a product's result, by the one operand they come from
+ProductSides = tuple[
+    tuple[int, ...], tuple[int, ...]
+]  # dimensions of a product's result, by the one operand they come from
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,7 @@ class ScatteredArray:
     shape: tuple[int, ...]
     dim: int
     bits: int
-    sides: Sides = ((), ())
+    sides: ProductSides = ((), ())
 
 
 def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], array: ScatteredArray) -> bool:
@@ -363,19 +365,18 @@ class ScatterFates:
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
         self._problem, self._profile = problem, profile
         self._program, self._mesh, self._sizes = problem.program, problem.mesh, problem.mesh.sizes
-        self._seen: dict[int, tuple[tuple[int, ...], Sides]] = {}
-        self._known: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, tuple[int, ...], bool], bool] = {}
+        self._seen: dict[int, tuple[tuple[int, ...], ProductSides]] = {}
+        self._stays: dict[tuple[int, int, tuple[int, ...], Sharding, Sharding, tuple[int, ...], bool], bool] = {}
 
     def stays(self, source: ScatterSource, axes: tuple[int, ...], sharding: Sharding, op_sharding: OpSharding) -> bool:
         """Whether the reduce-scatter over `axes` of a partial result in this sharding stays one; else it becomes an
         all-reduce and a slice."""
         k = source.result
         key = source.op, k, axes, sharding, op_sharding.reduced_to[k], op_sharding.scattered[k], source.alone
-        known = self._known.get(key)
-        if known is None:
+        if key not in self._stays:
             turned = source.alone and self._turned(axes, k, op_sharding)
-            known = self._known[key] = not turned and self._fits(source, axes, sharding, op_sharding)
-        return known
+            self._stays[key] = not turned and self._fits(source, axes, sharding, op_sharding)
+        return self._stays[key]
 
     def reduced_first(self, number: int, op_sharding: OpSharding, axes: tuple[int, ...]) -> bool:
         """Whether a total that its readers slice along `axes`, in that order, is all-reduced first. A compiler forms a
@@ -411,11 +412,11 @@ class ScatterFates:
         array = ScatteredArray(local, long.index(dims[0]), DTYPE_BITS.get(value.dtype, 32), sides)
         return stays_scatter(self._profile, self._mesh, axes, array)
 
-    def _as_read(self, number: int, result: int) -> tuple[tuple[int, ...], Sides]:
+    def _as_read(self, number: int, result: int) -> tuple[tuple[int, ...], ProductSides]:
         """(dimensions of a result of op `number` in the order in which it is read, without a product's dimensions of
         size 1; the product's sides as positions in that order)."""
-        found = self._seen.get(result)
-        if found is None:
+        as_read = self._seen.get(result)
+        if as_read is None:
             sides = sides_of(self._program.ops[number])
             product = set(sides[0] + sides[1])
             read = transposed(self._program, result) if product else None
@@ -423,11 +424,11 @@ class ScatterFates:
             order = read.order if read else range(len(shape))
             long = tuple([d for d in order if shape[d] > 1 or d not in product])
             first, second = (tuple([long.index(d) for d in side if d in long]) for side in sides)
-            found = self._seen[result] = long, (first, second)
-        return found
+            as_read = self._seen[result] = long, (first, second)
+        return as_read
 
 
-def sides_of(op: Op) -> Sides:
+def sides_of(op: Op) -> ProductSides:
     """(dimensions of a product's result from its first operand only, from its second only); empty for other ops and for
     ragged products, whose kernel writes rows."""
     if not op.kind.matrix_unit or op.name == RAGGED_DOT:

@@ -156,7 +156,7 @@ def convolved_arguments(
     """
     if "convolved-arguments" not in profile.passes:
         return {}
-    found = {}
+    copies = {}
     for value in (argument.value for argument in program.arguments):
         reads = list(_convolutions_of(program, stored, value))
         places = [
@@ -167,8 +167,8 @@ def convolved_arguments(
         if places:
             times = [lives.times[number] for number, _ in reads]
             bits = min(DTYPE_BITS.get(program.values[value].dtype, 32), profile.product_bits)
-            found[value] = CopiedArgument((min(times), max(times)), Images(places[0], True, 1.0, 1.0), bits)
-    return found
+            copies[value] = CopiedArgument((min(times), max(times)), Images(places[0], True, 1.0, 1.0), bits)
+    return copies
 
 
 def narrowed_stacks(program: Program, profile: CompilerProfile) -> dict[int, CopiedArgument]:
@@ -177,7 +177,7 @@ def narrowed_stacks(program: Program, profile: CompilerProfile) -> dict[int, Cop
     XLA:TPU converts a stack of f32 weights once, before the loops over layers that convert each slice to bf16, and
     keeps the copy until the last of these ends. Seen in scanned MLPs and decoders on v4 to v6e (libtpu 0.0.42.1).
     """
-    found: dict[int, CopiedArgument] = {}
+    copies: dict[int, CopiedArgument] = {}
     for value in (a.value for a in program.arguments) if "narrowed-stacks" in profile.passes else ():
         bits, read, loops = DTYPE_BITS.get(program.values[value].dtype, 32), 0, list[Loop]()
         waiting = [op for number, _ in program.users[value] if (op := program.ops[number]).loop >= 0]
@@ -197,8 +197,8 @@ def narrowed_stacks(program: Program, profile: CompilerProfile) -> dict[int, Cop
                 )
         if loops and 0 < read < bits:
             interval = 2 * min(loop.first for loop in loops), 2 * max(loop.last for loop in loops)
-            found[value] = CopiedArgument(interval, None, read)
-    return found
+            copies[value] = CopiedArgument(interval, None, read)
+    return copies
 
 
 def _batch(op: Op) -> int:
@@ -206,8 +206,8 @@ def _batch(op: Op) -> int:
     image, kernel = op.rule.operands
     outside = {w.operand_dim for w in op.windows}
     features = {factor for dim in kernel for factor in dim}
-    found = [d for d, factors in enumerate(image) if d not in outside and not features.intersection(factors)]
-    return -1 if len(found) != 1 or is_gradient_of_weights(op) else found[0]
+    batch = [d for d, factors in enumerate(image) if d not in outside and not features.intersection(factors)]
+    return -1 if len(batch) != 1 or is_gradient_of_weights(op) else batch[0]
 
 
 def _convolutions_of(program: Program, stored: list[bool], argument: int) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -326,17 +326,17 @@ def space_to_batch(program: Program, stored: list[bool], profile: CompilerProfil
             if ops[producer[source]].name != ARGUMENT and _alike(program, source, value, place):
                 read[source] += (source != value) + (pieces[source] is not None)
                 places[source] = pieces[source] or place
-    found: list[Images | None] = []
+    copies: list[Images | None] = []
     for value, place in enumerate(places):
         if place is None or not stored[value] or not program.values[value].elements:
-            found.append(None)
+            copies.append(None)
             continue
         grouped, joined = _norm_steps(program, stored, pieces, value) if pieces[value] else (0.0, 0.0)
         forms, single = (
             steps + (not steps or len(program.users[value]) > 1) + read[value] for steps in (grouped or joined, joined)
         )
-        found.append(Images(place, pieces[value] is not None, forms, single))
-    return found
+        copies.append(Images(place, pieces[value] is not None, forms, single))
+    return copies
 
 
 def convolved_images(program: Program, number: int, profile: CompilerProfile) -> Iterator[ConvolvedImage]:
@@ -380,13 +380,13 @@ def _of_operands(program: Program, op: Op, pieces: list[ImageDims | None]) -> Im
     if not _is_pointwise(op):
         return None
     elements, ops, producer = program.values[op.results[0]].elements, program.ops, program.producer
-    found = {
+    places = {
         pieces[v]
         for v in op.operands
         if op.name == CONCATENATE
         or (program.values[v].elements == elements and ops[producer[v]].name != BROADCAST_IN_DIM)
     }
-    return found.pop() if len(found) == 1 else None
+    return places.pop() if len(places) == 1 else None
 
 
 def _left(op: Op, place: ImageDims | None) -> ImageDims | None:
@@ -394,8 +394,8 @@ def _left(op: Op, place: ImageDims | None) -> ImageDims | None:
     if not place or not op.rule.results:
         return None
     terms, sums = op.rule.operands[0], op.rule.results[0]
-    found = [d for at in place for d, factors in enumerate(sums) if factors and factors == terms[at]]
-    return (found[0], found[1]) if len(found) == 2 else None
+    dims = [d for dim in place for d, factors in enumerate(sums) if factors and factors == terms[dim]]
+    return (dims[0], dims[1]) if len(dims) == 2 else None
 
 
 def _norm_steps(
@@ -407,21 +407,21 @@ def _norm_steps(
     grouped = joined = False
     widest = 0.0
     while pending:
-        at, reshaped = pending.pop()
-        for reader, _ in program.users[at]:
-            op, made = program.ops[reader], program.ops[reader].results[0] if program.ops[reader].results else at
+        array, reshaped = pending.pop()
+        for reader, _ in program.users[array]:
+            op, result = program.ops[reader], program.ops[reader].results[0] if program.ops[reader].results else array
             if op.name == REDUCE:
-                widest = max(widest, _bytes_each(program, at))
+                widest = max(widest, _bytes_each(program, array))
             shapes = op.name == RESHAPE
-            goes_on = shapes or (_is_pointwise(op) and (reshaped or pieces[made] is not None))
+            goes_on = shapes or (_is_pointwise(op) and (reshaped or pieces[result] is not None))
             joins = _is_pointwise(op) and all(
-                v == at or program.producer[v] < program.producer[value] for v in op.operands
+                v == array or program.producer[v] < program.producer[value] for v in op.operands
             )
             grouped |= shapes
             joined |= joins and not goes_on
-            if goes_on and made not in seen and not stored[made]:
-                seen.add(made)
-                pending.append((made, reshaped or shapes))
+            if goes_on and result not in seen and not stored[result]:
+                seen.add(result)
+                pending.append((result, reshaped or shapes))
     wider = widest / _bytes_each(program, value)
     return grouped * GROUPED_STEPS * wider, joined * JOINED_STEPS * wider
 
@@ -437,15 +437,15 @@ def _bytes_each(program: Program, value: int) -> float:
 def _sources(program: Program, stored: list[bool]) -> list[tuple[int, ...]]:
     """[values] the latest stored array of its size that each is computed from; for concatenations, those of all
     operands."""
-    found: list[tuple[int, ...]] = [()] * len(program.values)
+    sources: list[tuple[int, ...]] = [()] * len(program.values)
     for op in program.ops:
         for value in op.results:
             if stored[value]:
-                found[value] = (value,)
+                sources[value] = (value,)
             elif op.name == CONCATENATE:
-                found[value] = tuple(dict.fromkeys(source for v in op.operands for source in found[v]))
+                sources[value] = tuple(dict.fromkeys(source for v in op.operands for source in sources[v]))
             else:
                 elements = program.values[value].elements
-                same = [found[v] for v in op.operands if found[v] and program.values[v].elements == elements]
-                found[value] = max(same, key=lambda sources: program.producer[sources[-1]], default=())
-    return found
+                same = [sources[v] for v in op.operands if sources[v] and program.values[v].elements == elements]
+                sources[value] = max(same, key=lambda arrays: program.producer[arrays[-1]], default=())
+    return sources

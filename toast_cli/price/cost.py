@@ -251,19 +251,19 @@ def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[i
     rows, columns, depth = (local_size(factors, cuts) for factors in (grid.rows, grid.columns, grid.depth))
     depth *= max(1.0, grid.window)
     if attained.multiprocessors and not grid.grouped:
-        found = shared_out(attained.multiprocessors, local_size(grid.batch, cuts), rows, columns, depth)
+        factor = shared_out(attained.multiprocessors, local_size(grid.batch, cuts), rows, columns, depth)
     elif grid.grouped:
         groups = local_size(grid.batch, cuts)
-        found = groups * padding(chip.matrix_tile, rows, columns * groups, depth * groups)
+        factor = groups * padding(chip.matrix_tile, rows, columns * groups, depth * groups)
     else:
-        found = padding(chip.matrix_tile, rows, columns, depth)
-    return bounded(chip, attained, dtype, found)
+        factor = padding(chip.matrix_tile, rows, columns, depth)
+    return bounded(chip, attained, dtype, factor)
 
 
-def bounded(chip: Chip, attained: Attained, dtype: str, found: float) -> float:
-    """`found`, limited to the growth at which the matrix unit is as slow as the vector unit."""
+def bounded(chip: Chip, attained: Attained, dtype: str, factor: float) -> float:
+    """`factor`, limited to the growth at which the matrix unit is as slow as the vector unit."""
     limit = matrix_rate(chip, dtype) * attained.matrix / (chip.vector_flops * attained.vector)
-    return min(found, max(1.0, limit))
+    return min(factor, max(1.0, limit))
 
 
 def least_rows(grid: Grid, cuts: tuple[int, ...]) -> float:

@@ -127,8 +127,8 @@ class ShareMemo:
                 held.append(share[3])
         return Share(
             quanta(compute),
-            quanta(sum([one.seconds for one in sent])),
-            quanta(sum([one.overlapping for one in sent])),
+            quanta(sum([s.seconds for s in sent])),
+            quanta(sum([s.overlapping for s in sent])),
             quanta(transfers),
             round(arguments),
             self._alive(bucket, tuple(held)),
@@ -140,20 +140,20 @@ class ShareMemo:
         sent += [self._sum_collectives(added, lowered) for added in bucket.sums]
         sent += [self._neighbour_collectives(read, lowered) for read in bucket.neighbours]
         sent += [self._array_share(item, lowered)[1] for item in bucket.arrays]
-        return [use for one in sent for use in one.uses]
+        return [use for s in sent for use in s.uses]
 
     def kernels(self, bucket: Bucket, lowered: Lowered) -> list[KernelUse]:
         """The bucket's kernels under these op shardings."""
-        found: list[KernelUse] = []
+        uses: list[KernelUse] = []
         for work in bucket.work:
             op_sharding = lowered[work.pattern]
             key = work.op, op_sharding.number
             if key not in self._kernels:
                 self._kernels[key] = tuple(self._work.uses(work, op_sharding))
-            found += self._kernels[key]
+            uses += self._kernels[key]
         for item in bucket.arrays:
-            found += self._array_share(item, lowered)[4]
-        return found
+            uses += self._array_share(item, lowered)[4]
+        return uses
 
     def _sent(self, uses: Iterable[CollectiveUse]) -> ItemCollectives:
         every = overlapping = 0.0
@@ -166,23 +166,23 @@ class ShareMemo:
 
     def _alive(self, bucket: Bucket, held: tuple[int, ...]) -> Vector:
         """[moments] bytes of a bucket's arrays; held: number of each one's `MemoryShares`."""
-        found = bucket.alive.get(held)
-        if found is None:
-            found = self._timeline.nothing()
+        alive = bucket.alive.get(held)
+        if alive is None:
+            alive = self._timeline.nothing()
             for memory in held:
                 for count, size in self._memories[memory]:
-                    found += count * size
-            bucket.alive[held] = np.rint(found, out=found)
-        return found
+                    alive += count * size
+            bucket.alive[held] = np.rint(alive, out=alive)
+        return alive
 
     def _work_share(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, ItemCollectives]:
         """Seconds of compute, and the collectives, of one item."""
         key = (work.op, op_sharding.number)
-        found = self._of_work.get(key)
-        if found is None:
+        share = self._of_work.get(key)
+        if share is None:
             communication = self._sent(self._pricer.work_collectives(work, op_sharding))
-            found = self._of_work[key] = (self._work.seconds(work, op_sharding), communication)
-        return found
+            share = self._of_work[key] = (self._work.seconds(work, op_sharding), communication)
+        return share
 
     def _sum_collectives(self, item: SumItem, lowered: Lowered) -> ItemCollectives:
         partial, reduced = item.of_loops, False
@@ -192,36 +192,36 @@ class ShareMemo:
             partial = partial or reduced or bool(op_sharding.scattered[0])
         if not partial:
             return NO_COLLECTIVES
-        key: list[int | Sharding] = [item.ops[0]]
-        key += [lowered[pattern].number for pattern in item.decisive]
+        parts: list[int | Sharding] = [item.ops[0]]
+        parts += [lowered[pattern].number for pattern in item.decisive]
         if reduced:  # the readers' shardings then matter
-            key += [lowered[pattern].operands[position] for pattern, position in item.readers]
-        known = tuple(key)
-        found = self._of_sums.get(known)
-        if found is None:
-            found = self._of_sums[known] = self._sent(self._pricer.sum_collectives(item, lowered))
-        return found
+            parts += [lowered[pattern].operands[position] for pattern, position in item.readers]
+        key = tuple(parts)
+        sent = self._of_sums.get(key)
+        if sent is None:
+            sent = self._of_sums[key] = self._sent(self._pricer.sum_collectives(item, lowered))
+        return sent
 
     def _neighbour_collectives(self, item: NeighbourItem, lowered: Lowered) -> ItemCollectives:
         """The halo exchange of one item."""
         key = (item.op, item.value, *[lowered[pattern].number for pattern, _ in item.readers])
-        found = self._of_neighbours.get(key)
-        if found is None:
-            found = self._of_neighbours[key] = self._sent(self._pricer.neighbour_collectives(item, lowered))
-        return found
+        sent = self._of_neighbours.get(key)
+        if sent is None:
+            sent = self._of_neighbours[key] = self._sent(self._pricer.neighbour_collectives(item, lowered))
+        return sent
 
     def _array_key(self, item: ArrayItem, lowered: Lowered) -> tuple[int | Sharding, ...]:
         """What an array's share depends on; () if nobody stores or moves it."""
         op_sharding = lowered[item.pattern]
-        made = op_sharding.shardings[item.result]
+        sharding = op_sharding.shardings[item.result]
         shardings = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
         # For partial results the whole op sharding matters, not only the final sharding.
         partial = op_sharding.reduced or op_sharding.scattered[item.result]
         inside = item.region >= 0
-        if not (item.stored or partial or inside or item.row_copies) and shardings.count(made) == len(shardings):
+        if not (item.stored or partial or inside or item.row_copies) and shardings.count(sharding) == len(shardings):
             return ()
         edges = (lowered[LOOP_EDGES].number,) if item.at_edges else ()
-        return (item.values[0], op_sharding.number if partial or inside else made, *shardings, *edges)
+        return (item.values[0], op_sharding.number if partial or inside else sharding, *shardings, *edges)
 
     def held(self, item: ArrayItem, lowered: Lowered) -> tuple[tuple[Kind, float], ...]:
         """Kinds and bytes of an array's buffers."""
@@ -233,19 +233,19 @@ class ShareMemo:
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
         key = self._array_key(item, lowered)
-        found = self._of_arrays.get(key) if key else NOTHING
-        if found is None:
-            copies, (made, shardings) = self._pricer.copies(item, lowered), self._pricer.lies(item, lowered)
-            moving = self._sent(self._pricer.array_collectives(item, made, copies)) if copies else NO_COLLECTIVES
-            rest = self._holdings.resting(item) * self._pricer.local(item.bytes, made)
+        share = self._of_arrays.get(key) if key else NOTHING
+        if share is None:
+            copies, (sharding, shardings) = self._pricer.copies(item, lowered), self._pricer.lies(item, lowered)
+            moving = self._sent(self._pricer.array_collectives(item, sharding, copies)) if copies else NO_COLLECTIVES
+            rest = self._holdings.resting(item) * self._pricer.local(item.bytes, sharding)
             if key not in self._held:
                 self._held[key] = tuple(self._holdings.held(item, lowered[item.pattern], copies))
             memory = self._memory(item, self._held[key])
-            kernels = tuple(self._arrays.uses(item, made, shardings, copies))
+            kernels = tuple(self._arrays.uses(item, sharding, shardings, copies))
             making = sum([use.seconds for use in kernels])
-            found = (making, moving, rest, memory, kernels) if copies or rest or memory or making else NOTHING
-            self._of_arrays[key] = found
-        return found
+            share = (making, moving, rest, memory, kernels) if copies or rest or memory or making else NOTHING
+            self._of_arrays[key] = share
+        return share
 
     def _memory(self, item: ArrayItem, held: tuple[tuple[Kind, float], ...]) -> int:
         """Number of the `MemoryShares` of one item with buffers of these kinds and bytes."""
@@ -293,14 +293,14 @@ class Listing:
     def kernels(self, plan: Plan) -> list[KernelUse]:
         """Work and time of every kernel of `plan`, equal ones merged, the longest first."""
         rows = self._rows_of(plan)
-        found = [use for bucket in self._buckets for use in self._sharing.kernels(bucket, self._lower(bucket, rows))]
-        return sorted(found, key=lambda use: -use.seconds)
+        uses = [use for bucket in self._buckets for use in self._sharing.kernels(bucket, self._lower(bucket, rows))]
+        return sorted(uses, key=lambda use: -use.seconds)
 
     def collectives(self, plan: Plan) -> list[CollectiveUse]:
         """Every collective of `plan`, equal ones of one item merged, the most expensive first."""
         rows = self._rows_of(plan)
-        found = [use for bucket in self._buckets for use in self._bucket_collectives(bucket, rows)]
-        return sorted(found, key=lambda use: -use.seconds)
+        uses = [use for bucket in self._buckets for use in self._bucket_collectives(bucket, rows)]
+        return sorted(uses, key=lambda use: -use.seconds)
 
     def host_bytes(self, plan: Plan) -> float:
         """Peak bytes of one device's arrays in host memory."""
@@ -323,7 +323,7 @@ class Listing:
         Args:
             group: maps a value's number and role (see `Alive`) to its group.
         """
-        found: dict[str, list[Spans]] = defaultdict(list)
+        grouped: dict[str, list[Spans]] = defaultdict(list)
         for item, lowered in self._lowered_arrays(plan):
             for kind, size in self._sharing.held(item, lowered):
                 role = self._holdings.role(item, kind)
@@ -333,17 +333,17 @@ class Listing:
                     members[group(value, role)].append(value)
                 for name, values in members.items():
                     members_of = replace(item, values=tuple(values))
-                    found[name].append(self._holdings.spans(self.timeline, members_of, kind, grown))
-        return self.timeline.shared({name: spans for name, spans in found.items() if any(len(one[0]) for one in spans)})
+                    grouped[name].append(self._holdings.spans(self.timeline, members_of, kind, grown))
+        return self.timeline.shared({name: spans for name, spans in grouped.items() if any(len(s[0]) for s in spans)})
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
         """Op number at which memory peaks under `plan`, and the arrays alive there, largest first."""
         profile = self.memory_profile(plan)
         moment = int(self.timeline.candidates[int(profile.argmax())]) if len(profile) else 0
-        found: list[tuple[Alive, bool]] = []
+        arrays: list[tuple[Alive, bool]] = []
         for item, lowered in self._lowered_arrays(plan):
-            found.extend(self._alive(item, lowered, moment))
-        return moment // 2, sorted(self._holdings.on_chip.left(found), key=lambda a: -a.bytes)
+            arrays.extend(self._alive(item, lowered, moment))
+        return moment // 2, sorted(self._holdings.on_chip.left(arrays), key=lambda a: -a.bytes)
 
     def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[tuple[Alive, bool]]:
         """(array alive at that moment, whether it may be in on-chip memory then)."""
@@ -533,12 +533,12 @@ class Evaluator(Listing):
     def seconds_between(self, plan: Plan) -> GroupSeconds:
         """Seconds of a step by pairs of groups: (g, g) -> all buckets that g affects; (g, h) -> all that both affect.
         This bounds the gain of any change to a plan that matters only there."""
-        found: dict[tuple[int, int], float] = defaultdict(float)
+        totals: dict[tuple[int, int], float] = defaultdict(float)
         for bucket, share in zip(self._buckets, self._evaluate(plan).shares, strict=True):
             seconds = (share.compute + share.communication) * QUANTUM
-            for one, other in product(bucket.groups, repeat=2):
-                found[one, other] += seconds
-        return found
+            for first, second in product(bucket.groups, repeat=2):
+                totals[first, second] += seconds
+        return totals
 
     # -- one plan after another ----------------------------------------------------------------------------------
 
@@ -551,7 +551,7 @@ class Evaluator(Listing):
         if not near:
             self._state = self._evaluate_whole(steps)
             return self._state
-        state = min(near, key=lambda known: self._rows.distance(known.steps, steps))
+        state = min(near, key=lambda s: self._rows.distance(s.steps, steps))
         touches = self._rows.changed(state.steps, steps)
         if touches:
             self._before, self._state = state, self._evaluate_change(state, touches, steps)
@@ -629,17 +629,17 @@ class Evaluator(Listing):
         total = np.zeros(len(self.problem.mesh.sizes))
         for bucket in self._buckets:
             key = bucket.key(rows)
-            found = bucket.axis_memo.get(key)
-            if found is None:
-                found = bucket.axis_memo[key] = np.zeros(len(total))
+            per_axis = bucket.axis_memo.get(key)
+            if per_axis is None:
+                per_axis = bucket.axis_memo[key] = np.zeros(len(total))
                 for use in self._bucket_collectives(bucket, rows):
-                    found[list(use.axes)] += quanta(use.seconds) * QUANTUM
-            total += found
+                    per_axis[list(use.axes)] += quanta(use.seconds) * QUANTUM
+            total += per_axis
         return tuple(total.tolist())
 
     def _placed(self, rows: list[int]) -> list[Placed]:
         """[buckets] kernels and collectives of each bucket's items, where they are in the program."""
-        found = []
+        parts = []
         for bucket in self._buckets:
             key = bucket.key(rows)
             placed = bucket.placed.get(key)
@@ -651,5 +651,5 @@ class Evaluator(Listing):
                 inside = regions_of(bucket, lowered, self._regions)
                 placed = self._windows.placed(kernels, uses, self.profile.asynchronous, inside)
                 bucket.placed[key] = placed
-            found.append(placed)
-        return found
+            parts.append(placed)
+        return parts

@@ -71,22 +71,22 @@ def _sums_nothing_up(program: Program, op: Op) -> bool:
 def _kernels_reading(program: Program, stored: list[bool], limit: int) -> list[frozenset[int]]:
     """[values] last ops of the kernels that read each value, about `limit` at most."""
     nobody: frozenset[int] = frozenset()
-    found = [nobody] * len(program.values)
+    readers = [nobody] * len(program.values)
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
         results = op.results
         passes_on = len(results) == 1 and not stored[results[0]] and not op.kind.matrix_unit
-        ends = found[results[0]] if passes_on else nobody
+        ends = readers[results[0]] if passes_on else nobody
         ends = ends or frozenset((number,))
         for value in op.operands:
-            known = found[value]
-            if not known:
-                found[value] = ends
-            elif len(known) < limit and known is not ends:
+            before = readers[value]
+            if not before:
+                readers[value] = ends
+            elif len(before) < limit and before is not ends:
                 # Chains would gather more and more.
                 few = ends if len(ends) <= limit else sorted(ends)[:limit]
-                found[value] = known.union(few)
-    return found
+                readers[value] = before.union(few)
+    return readers
 
 
 class _Fusion:
@@ -112,7 +112,7 @@ class _Fusion:
         """[values] whether each value is written. most: as memory is counted; else as time is."""
         program, limit = self._program, self._limits.readers
         self._most, self._library_products = most, "library-products" in self._passes and not most
-        self.stored = [bool(known) for known in self._settled]
+        self.stored = [bool(written) for written in self._settled]
         self.sources: list[dict[int, int]] = [{}] * len(program.values)
         for _ in range(ROUNDS):
             self.decide(_kernels_reading(program, self.stored, limit))
@@ -127,11 +127,11 @@ class _Fusion:
         for number, op in enumerate(self._program.ops):
             fused = op.name == ARGUMENT or op.kind.view_or_convert or op.kind.fusible or number in self._one_hot
             fused = fused or _sums_nothing_up(self._program, op) or self._is_fused_lookup(op)
-            found = max([NONE, *[latest[v] for v in op.operands]])
+            last = max([NONE, *[latest[v] for v in op.operands]])
             if not fused:
-                found = found + 0.5 if op.name == REDUCE else max(number, found)
+                last = last + 0.5 if op.name == REDUCE else max(number, last)
             for value in op.results:
-                latest[value] = found
+                latest[value] = last
         return latest
 
     def _settle(self, value: int) -> bool | None:
@@ -172,20 +172,22 @@ class _Fusion:
         steps = [0] * len(stored)  # ops between a value and its memory reads
         looked_up = [False] * len(stored)  # a look-up is fused into it
         for number, op in enumerate(self._program.ops):
-            made = number if op.kind.matrix_unit else max(map(product.__getitem__, op.operands), default=NONE)
+            contraction = number if op.kind.matrix_unit else max(map(product.__getitem__, op.operands), default=NONE)
             for value in op.results:
-                known = settled[value]
-                if known is not None:
-                    stored[value] = known
-                elif made != NONE:
+                written = settled[value]
+                if written is not None:
+                    stored[value] = written
+                elif contraction != NONE:
                     users = {user for user, _ in self._program.users[value]}
                     # Its only reader is fused into the epilogue of the contraction that makes it.
                     finished = "output-fusion" in self._passes and len(users) == 1
-                    finished = finished and self._finishes(min(users), made, value)
-                    sliced = "sliced-products" in self._passes and made == number
+                    finished = finished and self._finishes(min(users), contraction, value)
+                    sliced = "sliced-products" in self._passes and contraction == number
                     stored[value] = not (finished or (sliced and is_sliced_product(self._program, value)))
-                    product[value] = NONE if stored[value] else made
-                    self.sources[value] = {value: self._sizes[value]} if made == number else self._read_by(op, value)
+                    product[value] = NONE if stored[value] else contraction
+                    self.sources[value] = (
+                        {value: self._sizes[value]} if contraction == number else self._read_by(op, value)
+                    )
                     narrows = "narrow-stores" in self._passes and stored[value]
                     if narrows and (views := narrower_views(self._program, self._sizes, self.stored, value)):
                         stored[views[-1]], stored[value], product[value] = True, False, NONE
@@ -367,7 +369,7 @@ def narrower_views(program: Program, sizes: list[int], stored: list[bool], value
     sizes: [values] bytes. stored: [values] whether it is written, as decided so far.
     """
     ops, producer = program.ops, program.producer
-    found: list[int] = []
+    narrower: list[int] = []
     views: list[int] = []
     source = value
     while (op := ops[producer[source]]).name in (CONVERT, RESHAPE):
@@ -376,8 +378,8 @@ def narrower_views(program: Program, sizes: list[int], stored: list[bool], value
         if stored[source] or sizes[source] > sizes[value]:
             break
         if sizes[source] < sizes[value]:
-            found = views.copy()
-    return found
+            narrower = views.copy()
+    return narrower
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +410,7 @@ def masked_softmaxes(program: Program, profile: CompilerProfile) -> dict[int, Ma
     and the maxima of longer ones than 8,192, or of one batch of grouped queries (libtpu 0.0.42.1: products of bf16; 1
     to 8 sequences, 1 to 32 heads).
     """
-    found: dict[int, MaskedSoftmax] = {}
+    softmaxes: dict[int, MaskedSoftmax] = {}
     ops, producer, users = program.ops, program.producer, program.users
     for op in ops if "masked-softmaxes" in profile.passes else ():
         names = {ops[user].name for user, _ in users[op.results[0]]} if op.name == EXPONENTIAL else set()
@@ -418,16 +420,16 @@ def masked_softmaxes(program: Program, profile: CompilerProfile) -> dict[int, Ma
         value = ops[producer[scores]].operands[1]
         dims, spread = tuple(range(len(program.values[scores].shape))), 1 + 4
         while (maker := ops[producer[value]]).rule.operands and (maker.kind.elementwise or maker.kind.view):
-            source, made = maker.rule.operands[0], maker.rule.results[0]
-            if any(made[d] not in source for d in dims):
+            source, result_dims = maker.rule.operands[0], maker.rule.results[0]
+            if any(result_dims[d] not in source for d in dims):
                 break
-            dims, value = tuple([source.index(made[d]) for d in dims]), maker.operands[0]
+            dims, value = tuple([source.index(result_dims[d]) for d in dims]), maker.operands[0]
             spread += 4 * (maker.name == MULTIPLY)
         if maker.kind.contraction and program.values[maker.operands[0]].dtype == "bf16":
             left, right = ({f for dim in dims for f in dim} for dims in maker.rule.operands)
             batch = tuple([n for n, d in enumerate(dims) if left.intersection(right, maker.rule.results[0][d])])
-            found[scores] = MaskedSoftmax(batch, tuple([n for n in range(len(dims)) if n not in batch]), spread)
-    return found
+            softmaxes[scores] = MaskedSoftmax(batch, tuple([n for n in range(len(dims)) if n not in batch]), spread)
+    return softmaxes
 
 
 _GIVEN = frozenset({ARGUMENT, CARRY, JOIN})
@@ -485,13 +487,13 @@ def _bits_read(
 def _stacks_of_operands(program: Program, needed: list[int]) -> frozenset[int]:
     """Carries that loops fill slice by slice, with their initial values and yields, if they are only read in slices
     that are operands of contractions. needed: see `_bits_needed`."""
-    found: set[int] = set()
+    stacks: set[int] = set()
     for number, op in enumerate(program.ops):
         if op.name == CARRY and program.values[op.results[0]].dtype == "f32":
             (stack,), update = op.results, program.producer[op.operands[1]]
             if _is_filled(program, number, update) and _is_sliced_for_operands(program, number, needed):
-                found |= {stack, *op.operands}
-    return frozenset(found)
+                stacks |= {stack, *op.operands}
+    return frozenset(stacks)
 
 
 def _is_filled(program: Program, number: int, update: int) -> bool:

@@ -89,9 +89,9 @@ MOST_GROUPS = 3
 FEW_ROWS = 16
 
 
-def library_finishes(op: Op, size: int, made: int, others: Iterable[int]) -> bool:
-    """Whether an op with `made` result bytes is fused into the epilogue of a contraction of `size` bytes. others: ranks
-    of the arrays that each other operand is computed from.
+def library_finishes(op: Op, size: int, result_bytes: int, others: Iterable[int]) -> bool:
+    """Whether an op with that many result bytes is fused into the epilogue of a contraction of `size` bytes. others:
+    ranks of the arrays that each other operand is computed from.
 
     XLA:GPU has contractions computed by cuBLAS or by a Triton kernel of its own. On the way in and out such a kernel
     rearranges, converts, scales, adds a bias or takes the larger of two numbers: whatever reads one large array alone
@@ -101,7 +101,7 @@ def library_finishes(op: Op, size: int, made: int, others: Iterable[int]) -> boo
     which is nearer to its buffer assignments.
     """
     other = op.kind.transcendental or op.kind.polynomial or op.name == SELECT
-    return not other and not reorders(op) and made <= size and all(rank <= 1 for rank in others)
+    return not other and not reorders(op) and result_bytes <= size and all(rank <= 1 for rank in others)
 
 
 def library_computes(effort: int, read: Iterable[int]) -> bool:
@@ -115,8 +115,8 @@ def reorders(op: Op) -> bool:
     """Whether an op transposes more groups of dimensions than a library call can absorb, and is a kernel of its own."""
     if op.name != TRANSPOSE:
         return False
-    taken, made = (_factors(op, dims) for dims in (op.rule.operands[0], op.rule.results[0]))
-    places = [taken.index(factor) for factor in made]
+    operand, result = (_factors(op, dims) for dims in (op.rule.operands[0], op.rule.results[0]))
+    places = [operand.index(factor) for factor in result]
     return 1 + sum(after != before + 1 for before, after in pairwise(places)) > MOST_GROUPS
 
 
@@ -132,7 +132,7 @@ def copied_operands(program: Program, op: Op) -> tuple[int, ...]:
     left, right, out = (set(_factors(op, dims)) for dims in (*op.rule.operands[:2], op.rule.results[0]))
     if min(prod(op.rule.sizes[factor] for factor in side & out) for side in (left - right, right - left)) < FEW_ROWS:
         return ()
-    found = []
+    positions = []
     for position, value in enumerate(op.operands):
         sides = [(f in left & right, f in out) for f in _factors(op, op.rule.operands[position])]
         groups = [side for side, _ in groupby(sides)]
@@ -140,8 +140,8 @@ def copied_operands(program: Program, op: Op) -> tuple[int, ...]:
         while maker.kind.view:
             maker = program.ops[program.producer[maker.operands[0]]]
         if len(set(groups)) < len(groups) and not maker.kind.elementwise:
-            found.append(position)
-    return tuple(found)
+            positions.append(position)
+    return tuple(positions)
 
 
 def _factors(op: Op, dims: Sequence[Sequence[int]]) -> list[int]:

@@ -22,8 +22,7 @@ from toast_cli.price.compilation import Compilation, compile_program
 from toast_cli.price.compiled_collectives import Narrowing, combined_shares, reductions_each
 from toast_cli.price.convolutions import packs_result
 from toast_cli.price.cost import Attained
-from toast_cli.price.kernel import Kernel, Rows, arithmetic
-from toast_cli.price.kernel import Side as KernelSide
+from toast_cli.price.kernel import Kernel, KernelSide, Rows, arithmetic
 from toast_cli.price.liveness import Lives
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import HandWritten, Op, Program, Window
@@ -34,15 +33,15 @@ from toast_cli.program.values import Steps, Sum, SumStep, is_transfer, loop_at, 
 _COMMUNICATE = frozenset({FactorKind.REDUCTION, FactorKind.PERMUTATION})
 
 
-class Side(NamedTuple):
+class WorkSide(NamedTuple):
     """Work of a kernel on one operand or result of its op, in bytes of whole arrays.
 
     Attributes:
         read: of a result, by the epilogue of a contraction. through: bytes that pass through the vector unit, or are
             written. flops: elementwise. passing, staying, beside, widest, fetched: see
-            `kernel.Side`.
+            `KernelSide`.
         packed: part of `through` that counts though it stays on the chip, see `PixelProducts`. rows: arrays whose rows
-            run along given dimensions -> their part of these bytes, see `kernel.Side`.
+            run along given dimensions -> their part of these bytes, see `KernelSide`.
     """
 
     read: float = 0.0
@@ -57,7 +56,7 @@ class Side(NamedTuple):
     rows: tuple[tuple[Rows, float], ...] = ()
 
 
-NOTHING = Side()
+NOTHING = WorkSide()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,8 @@ class WorkItem:
     kind: OpKind
     dtype: str
     flops: float
-    operands: tuple[Side, ...]
-    results: tuple[Side, ...]
+    operands: tuple[WorkSide, ...]
+    results: tuple[WorkSide, ...]
     kernels: int
     unfinished: float
     whole_bytes: tuple[int, ...]
@@ -121,11 +120,11 @@ class Items:
 
 def make_items(problem: Problem, profile: CompilerProfile) -> Items:
     """The items of a problem."""
-    made = compile_program(problem.program, problem.free, problem.mesh.chip, profile)
-    shares = reduction_shares(problem, made)
-    sums = sum_items(problem, made.late, made.needs, profile, shares)
-    work = work_items(problem, made, problem.terms, shares)
-    return Items(work, sums, neighbour_items(problem), array_items(problem, made), made)
+    compilation = compile_program(problem.program, problem.free, problem.mesh.chip, profile)
+    shares = reduction_shares(problem, compilation)
+    sums = sum_items(problem, compilation.late, compilation.needs, profile, shares)
+    work = work_items(problem, compilation, problem.terms, shares)
+    return Items(work, sums, neighbour_items(problem), array_items(problem, compilation), compilation)
 
 
 def _type_of(program: Program, op: Op) -> str:
@@ -138,10 +137,12 @@ def _type_of(program: Program, op: Op) -> str:
     return (arrays[0] if op.kernel is None else max(arrays, key=lambda array: array.bytes)).dtype
 
 
-def work_items(problem: Problem, made: Compilation, terms: frozenset[int], shares: list[float]) -> tuple[WorkItem, ...]:
+def work_items(
+    problem: Problem, compilation: Compilation, terms: frozenset[int], shares: list[float]
+) -> tuple[WorkItem, ...]:
     """Items of ops that have a kernel or may communicate; terms: ops whose partial results are terms of sums. shares:
     [ops] see `combined_shares`."""
-    done, late, needs, profile = made.kernels, made.late, made.needs, made.profile
+    done, late, needs, profile = compilation.kernels, compilation.late, compilation.needs, compilation.profile
     program = problem.program
     sizes, unreduced = [value.bytes for value in program.values], problem.not_reduced
     carried = _carried_terms(problem, profile)
@@ -153,8 +154,8 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
             continue
         kernel, pattern = done[number], problem.patterns[problem.op_pattern[number]]
         region = NO_REGION if op.region is None else number
-        known = kernel is not None or region != NO_REGION or pattern.result_pins or op.one_device
-        if not known and not _COMMUNICATE.intersection(pattern.form.kinds):
+        is_priced = kernel is not None or region != NO_REGION or pattern.result_pins or op.one_device
+        if not is_priced and not _COMMUNICATE.intersection(pattern.form.kinds):
             continue
         key = (
             problem.op_pattern[number],
@@ -184,25 +185,25 @@ def work_items(problem: Problem, made: Compilation, terms: frozenset[int], share
 
 def _carried_terms(problem: Problem, profile: CompilerProfile) -> set[int]:
     """Ops whose results a loop adds to its carry and reduces after the loop."""
-    ends = {end for one in problem.accumulations for end in one.ends}
+    ends = {end for accumulation in problem.accumulations for end in accumulation.ends}
     return {
         term
-        for found in problem.sums
-        if found.end in ends or reductions_each(problem.program, found.end, profile) < 1.0
-        for term in found.terms
+        for summed in problem.sums
+        if summed.end in ends or reductions_each(problem.program, summed.end, profile) < 1.0
+        for term in summed.terms
     }
 
 
 def _work(
     problem: Problem, op: Op, kernel: Kernel | None, profile: CompilerProfile
-) -> tuple[float, tuple[Side, ...], tuple[Side, ...], int, float]:
+) -> tuple[float, tuple[WorkSide, ...], tuple[WorkSide, ...], int, float]:
     """The part of a work item that follows from the op's kernel: flops, sides, kernels, unfinished."""
     if kernel is None:
         return 0.0, (NOTHING,) * len(op.operands), (NOTHING,) * len(op.results), 0, 0.0
     streams = op.kind.matrix_unit  # operands of a contraction go to the matrix unit, not through the vector unit
     attained = profile.attained
     operands = tuple(
-        Side(
+        WorkSide(
             float(s.bytes),
             0.0 if streams else s.largest * attained.pass_bytes,
             s.flops,
@@ -217,7 +218,7 @@ def _work(
     )
     packs = packs_result(op, profile)
     results = tuple(
-        Side(
+        WorkSide(
             float(s.read),
             _write_bytes(attained, s),
             s.flops,
@@ -296,7 +297,7 @@ class Carried:
 
     @property
     def patterns(self) -> frozenset[int]:
-        inner = frozenset[int]().union(*(one.patterns for _, within in self.sums for one in within))
+        inner = frozenset[int]().union(*(carried.patterns for _, within in self.sums for carried in within))
         steps = [step.op for steps, _ in self.sums for step in steps if step.op >= 0]
         return inner.union([self.carry, *(use.op for use in self.path), *steps])
 
@@ -306,8 +307,10 @@ def op_sharding_finder(within: tuple[Carried, ...], lowered: Mapping[int, OpShar
     first)."""
     if not within:
         return lowered.__getitem__
-    found = {-1 - place: partial_carry(lowered[one.carry], one.left(lowered)) for place, one in enumerate(within)}
-    return lambda op: found[op] if op < 0 else lowered[op]
+    partial_carries = {
+        -1 - place: partial_carry(lowered[carried.carry], carried.left(lowered)) for place, carried in enumerate(within)
+    }
+    return lambda op: partial_carries[op] if op < 0 else lowered[op]
 
 
 @dataclass(frozen=True)
@@ -337,7 +340,7 @@ class SumItem:
     @cached_property
     def patterns(self) -> frozenset[int]:
         """Patterns that determine its reductions."""
-        loops = frozenset[int]().union(*(one.patterns for one in (*self.within, *(self.into or ())[:1])))
+        loops = frozenset[int]().union(*(carried.patterns for carried in (*self.within, *(self.into or ())[:1])))
         steps = (step.op for step in self.steps if step.op >= 0)
         return loops.union([*steps, *(pattern for pattern, _ in self.readers)])
 
@@ -346,8 +349,8 @@ class SumItem:
         if self.into is None:
             return None
         carried, place = self.into
-        found = carried.left(lowered)
-        return found[place] if found else None
+        deferred = carried.left(lowered)
+        return deferred[place] if deferred else None
 
     @property
     def of_loops(self) -> bool:
@@ -381,24 +384,24 @@ def sum_items(
     combined: dict[_Alike, float] = defaultdict(float)
     example: dict[_Alike, tuple[tuple[int, ...], int]] = {}
     loops = _Loops(problem)
-    for found in problem.sums:
-        numbers = found.terms
+    for summed in problem.sums:
+        numbers = summed.terms
         first = numbers[0]
-        steps, within = loops.seen(found)
+        steps, within = loops.seen(summed)
         terms = tuple([_term(problem, number, step.op) for number, step in zip(numbers, _terms(steps), strict=True)])
-        read = tuple(sorted({(pattern[op], k) for op, k in readers(program, found.end)}))
+        read = tuple(sorted({(pattern[op], k) for op, k in readers(program, summed.end)}))
         result = program.ops[first].results[0]
-        each = reductions_each(program, found.end, profile) if loop_at(program, first, 0) >= 0 else 1.0
-        key = (terms, steps, read, needs.of_value(found.end), late[result], within, loops.adding(found), each)
+        each = reductions_each(program, summed.end, profile) if loop_at(program, first, 0) >= 0 else 1.0
+        key = (terms, steps, read, needs.of_value(summed.end), late[result], within, loops.adding(summed), each)
         trips = trips_at(program, first, 0)
         runs[key] += trips
         combined[key] += trips * shares[max(numbers)]
-        example.setdefault(key, (numbers, found.end))
-    made = (
+        example.setdefault(key, (numbers, summed.end))
+    items = (
         SumItem(*key, combined[key] / count if count else 1.0, count, *example[key], _decisive(key[1]))
         for key, count in runs.items()
     )
-    return tuple(replace(item, decisive=tuple(sorted(item.patterns))) if item.of_loops else item for item in made)
+    return tuple(replace(item, decisive=tuple(sorted(item.patterns))) if item.of_loops else item for item in items)
 
 
 def _decisive(steps: Steps) -> tuple[int, ...]:
@@ -410,37 +413,42 @@ class _Loops:
 
     def __init__(self, problem: Problem) -> None:
         self._pattern = problem.op_pattern
-        self._of_carry = {one.carry: one for one in problem.accumulations}
-        self._of_end = {end: (one, k) for one in problem.accumulations for k, end in enumerate(one.ends)}
+        self._of_carry = {accumulation.carry: accumulation for accumulation in problem.accumulations}
+        self._of_end = {
+            end: (accumulation, k) for accumulation in problem.accumulations for k, end in enumerate(accumulation.ends)
+        }
         self._sums = {each.end: each for each in problem.sums} if problem.accumulations else {}
 
-    def seen(self, found: Sum) -> tuple[Steps, tuple[Carried, ...]]:
+    def seen(self, summed: Sum) -> tuple[Steps, tuple[Carried, ...]]:
         """(steps of a sum, its terms that are loop-carried sums)."""
         steps, within = [], []
-        for does, op in found.steps:
-            one = self._of_carry.get(op)
-            if one is None:
+        for does, op in summed.steps:
+            accumulation = self._of_carry.get(op)
+            if accumulation is None:
                 steps.append(SumStep(does, self._pattern[op]))
             else:
-                within.append(self._carried(one))
+                within.append(self._carried(accumulation))
                 steps.append(SumStep(does, -len(within)))
         return tuple(steps), tuple(within)
 
-    def adding(self, found: Sum) -> tuple[Carried, int] | None:
+    def adding(self, summed: Sum) -> tuple[Carried, int] | None:
         """(the loop-carried sum that a sum is added to, its number there), or None."""
-        if found.end not in self._of_end:
+        if summed.end not in self._of_end:
             return None
-        one, place = self._of_end[found.end]
-        return self._carried(one), place
+        accumulation, place = self._of_end[summed.end]
+        return self._carried(accumulation), place
 
-    def _carried(self, one: Accumulation) -> Carried:
+    def _carried(self, accumulation: Accumulation) -> Carried:
         of = self._pattern
         path = tuple(
-            [PathUse(of[use.op], use.position, LEAF if use.maker == LEAF else of[use.maker]) for use in one.path]
+            [
+                PathUse(of[use.op], use.position, LEAF if use.maker == LEAF else of[use.maker])
+                for use in accumulation.path
+            ]
         )
-        sums = tuple([self.seen(self._sums[end]) for end in one.ends])
-        first = tuple([(self._pattern[op], k) for op, k in one.first])
-        return Carried(self._pattern[one.carry], path, first, sums)
+        sums = tuple([self.seen(self._sums[end]) for end in accumulation.ends])
+        first = tuple([(self._pattern[op], k) for op, k in accumulation.first])
+        return Carried(self._pattern[accumulation.carry], path, first, sums)
 
 
 def _terms(steps: Steps) -> list[SumStep]:
@@ -531,10 +539,10 @@ def neighbour_items(problem: Problem) -> tuple[NeighbourItem, ...]:
 # The share of each reduction in the collective that XLA combines it into.
 
 
-def reduction_shares(problem: Problem, made: Compilation) -> list[float]:
+def reduction_shares(problem: Problem, compilation: Compilation) -> list[float]:
     """[ops] see `combined_shares`. A sum is reduced as its last term."""
-    program, late = problem.program, made.late
-    earlier = {term for found in problem.sums for term in found.terms if term != max(found.terms)}
+    program, late = problem.program, compilation.late
+    earlier = {term for summed in problem.sums for term in summed.terms if term != max(summed.terms)}
     groups = [
         frozenset([g for g, kind in zip(p.groups, p.form.kinds, strict=True) if kind is FactorKind.REDUCTION])
         for p in problem.patterns
@@ -545,5 +553,5 @@ def reduction_shares(problem: Problem, made: Compilation) -> list[float]:
             how = "add" if op.kind.matrix_unit else op.detail
             over[number] = groups[pattern], how, program.values[op.results[0]].dtype
     return combined_shares(
-        program, over, [all(late[value] for value in op.results) for op in program.ops], made.profile
+        program, over, [all(late[value] for value in op.results) for op in program.ops], compilation.profile
     )

@@ -19,7 +19,7 @@ Rows = tuple[tuple[int, ...], Tiling]  # shape and tiling of an array whose rows
 
 
 @dataclass(slots=True)
-class Side:
+class KernelSide:
     """Work of a kernel for one operand or result of its op.
 
     Attributes:
@@ -51,14 +51,14 @@ class Kernel:
     """One kernel, without its op's own arithmetic.
 
     Attributes:
-        operands, results: one `Side` each.
+        operands, results: one `KernelSide` each.
         unfinished: bytes of a contraction with an elementwise epilogue. If its result is all-reduced first, it is
             written and read once more.
         rides: it is merged into another kernel, so that it reads nothing itself.
     """
 
-    operands: list[Side]
-    results: list[Side]
+    operands: list[KernelSide]
+    results: list[KernelSide]
     unfinished: int = 0
     rides: bool = False
 
@@ -109,7 +109,9 @@ def scatter_start_bytes(program: Program, op: Op, free: tuple[bool, ...]) -> int
     if free[source]:
         return size + rows
     given = program.ops[program.producer[source]].name == ARGUMENT
-    kept = given and not any(it.value == source and it.aliased_result >= 0 for it in program.arguments)
+    kept = given and not any(
+        argument.value == source and argument.aliased_result >= 0 for argument in program.arguments
+    )
     return rows + (2 * size if kept or len(program.users[source]) > 1 else 0)
 
 
@@ -138,8 +140,8 @@ def ragged_growth(op: Op, profile: CompilerProfile) -> float:
     masked = "masked-groups" in profile.passes
     if op.name != RAGGED_DOT or not (masked or "ragged-gradients" in profile.passes):
         return 1.0
-    read, weights, made = ({f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], op.rule.results[0]))
-    groups = (made | weights) - read - (made & weights) if masked else made - read - weights
+    read, weights, result = ({f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], op.rule.results[0]))
+    groups = (result | weights) - read - (result & weights) if masked else result - read - weights
     return prod(op.rule.sizes[factor] for factor in groups) * (MASKED if groups and not masked else 1.0)
 
 

@@ -88,10 +88,14 @@ class WorkPricer:
             if work.flops or work.kind.matrix_unit
             else ()
         )
-        apart = bool(work.unfinished) and not work.carried and (bool(op_sharding.reduced) or any(op_sharding.scattered))
+        reduced_first = (
+            bool(work.unfinished) and not work.carried and (bool(op_sharding.reduced) or any(op_sharding.scattered))
+        )
         reads, into, vector, transfers_in, kept_in, ahead = self._coming_in(work, op_sharding)
         read, out, finishing, transfers_out, kept_out = self._going_out(
-            work, op_sharding.reduced_to if apart else op_sharding.computed, cramped=self._is_cramped(work, cuts)
+            work,
+            op_sharding.reduced_to if reduced_first else op_sharding.computed,
+            cramped=self._is_cramped(work, cuts),
         )
         resident = work.in_loop and transfers_in + transfers_out == 0.0
         walked = self._walked(work, cuts)
@@ -117,15 +121,17 @@ class WorkPricer:
                     self._sliding(work, op_sharding, cuts),
                 )
             moved = reads + read + max(into, out)
-            if apart:  # written, reduced, then read by the epilogue
-                made, left = (
-                    work.unfinished / shards(at[0], sizes) for at in (op_sharding.computed, op_sharding.reduced_to)
+            if reduced_first:  # written, reduced, then read by the epilogue
+                written_bytes, reduced_bytes = (
+                    work.unfinished / shards(s[0], sizes) for s in (op_sharding.computed, op_sharding.reduced_to)
                 )
-                if resident and made <= self._kept_bytes:
-                    made = left = 0.0
-                first = kernel_seconds(chip, attained, work.dtype, flops, vector, reads + max(into, made), work.kernels)
+                if resident and written_bytes <= self._kept_bytes:
+                    written_bytes = reduced_bytes = 0.0
+                first = kernel_seconds(
+                    chip, attained, work.dtype, flops, vector, reads + max(into, written_bytes), work.kernels
+                )
                 first = max(first, ahead / chip.memory_bytes_per_second)
-                finished = read + out + left + self._on_the_chip(kept_out)
+                finished = read + out + reduced_bytes + self._on_the_chip(kept_out)
                 second = kernel_seconds(chip, self._elementwise, "", 0.0, finishing, finished, 0.0)
                 return work.runs * (extra + first + second + attained.kernel_seconds)
         else:
@@ -144,8 +150,8 @@ class WorkPricer:
         if not rate or not self._is_transfer(work):
             return 0.0
         program = self._problem.program
-        whole = program.values[program.ops[work.op].results[0]].bytes
-        return work.runs * whole / shards(op_sharding.computed[0], self._sizes) / rate
+        size = program.values[program.ops[work.op].results[0]].bytes
+        return work.runs * size / shards(op_sharding.computed[0], self._sizes) / rate
 
     def _is_transfer(self, work: WorkItem) -> bool:
         return is_transfer(self._problem.program.ops[work.op])
@@ -181,11 +187,11 @@ class WorkPricer:
         part = f32_part(program, program.ops[work.op]) if work.kind.convolution and self._libraries else 0.0
         if part:
             return matrix_rate(chip, work.dtype) * attained.matrix / (chip.vector_flops * part)
-        found = growth(chip, attained, work.dtype, self._grid(work), cuts)
+        factor = growth(chip, attained, work.dtype, self._grid(work), cuts)
         if work.kind.convolution and self._libraries:
             op = self._problem.program.ops[work.op]
-            found *= gradient_slowdown(op, DTYPE_BITS.get(work.dtype, 32))
-        return found
+            factor *= gradient_slowdown(op, DTYPE_BITS.get(work.dtype, 32))
+        return factor
 
     def _turning(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Flops that take as long as transposing pixels between images and features in the lanes, see
@@ -206,11 +212,11 @@ class WorkPricer:
         if not terms:
             return 0.0
         columns = local_size(self._grid(work).columns, cuts)
-        kernel, made = program.values[op.operands[1]], program.values[op.results[0]]
+        kernel, result = program.values[op.operands[1]], program.values[op.results[0]]
         features = (
             kernel.elements / shards(op_sharding.operands[1], self._sizes) / columns / prod(w.size for w in op.windows)
         )
-        rows = made.elements / shards(op_sharding.computed[0], self._sizes) / columns
+        rows = result.elements / shards(op_sharding.computed[0], self._sizes) / columns
         chip, count = self._problem.mesh.chip, self._attained.multiprocessors
         edge, wide = RESULT_TILE, DTYPE_BITS.get(work.dtype, 32) > 16
         high, broad = (min(edge, STREAMED_ROWS * ceil(n / STREAMED_ROWS)) for n in (rows, columns))
@@ -282,8 +288,8 @@ class WorkPricer:
         """Seconds of space-to-batch of a convolution's operand and result, see `convolutions`."""
         images = self._images.get(work.op)
         if images is None:
-            found = convolved_images(self._problem.program, work.op, self._profile)
-            images = self._images[work.op] = tuple(found)
+            cut = convolved_images(self._problem.program, work.op, self._profile)
+            images = self._images[work.op] = tuple(cut)
         bytes_moved = 0.0
         for image, sharding in zip(images, (op_sharding.operands[0], op_sharding.computed[0]), strict=False):
             bytes_moved += image.moved(self._local(image.shape, sharding))
@@ -353,21 +359,21 @@ class WorkPricer:
         """The factor by which tiles that hold a part of each row, or few rows, increase the bytes and flops of one
         side."""
         key = rows, sharding, elementwise
-        found = self._growths.get(key)
-        if found is None:
-            found, tile = 1.0, tile_of(self._profile)
+        factor = self._growths.get(key)
+        if factor is None:
+            factor, tile = 1.0, tile_of(self._profile)
             for (shape, tiling), part in rows:
                 if len(shape) != len(sharding):
                     continue  # reshaped on the way
                 if tiling.default_bits:
                     bits = tiling.default_bits
                     if elementwise:
-                        found += part * (layouts.slowdown(self._local(shape, sharding), tile, bits) - 1.0)
+                        factor += part * (layouts.slowdown(self._local(shape, sharding), tile, bits) - 1.0)
                     continue
                 here = growth_in(self._local(shape, sharding), tiling, tile)
-                found += part * (here / growth_in(shape, tiling, tile) - 1.0)
-            self._growths[key] = found
-        return found
+                factor += part * (here / growth_in(shape, tiling, tile) - 1.0)
+            self._growths[key] = factor
+        return factor
 
     def _spared(self, beside: float, count: int) -> float:
         """The fraction of device-memory time saved by arrays that a loop keeps on the chip; 0 if they do not all fit.
@@ -439,29 +445,29 @@ class RegionPrice:
         """Seconds of the kernels."""
         return sum(kernel.seconds for kernel in self.kernels)
 
-    def at(self, op: int, value: int) -> RegionPrice:
+    def reported_for(self, op: int, value: int) -> RegionPrice:
         """The same price, with kernels and collectives reported for that op and that array at its boundary."""
         return replace(
             self,
-            kernels=tuple([replace(one, ops=(op,), inside=True) for one in self.kernels]),
-            collectives=tuple([replace(one, op=op, value=value) for one in self.collectives]),
+            kernels=tuple([replace(use, ops=(op,), inside=True) for use in self.kernels]),
+            collectives=tuple([replace(use, op=op, value=value) for use in self.collectives]),
         )
 
     def kernels_in(self, runs: float) -> Iterator[KernelUse]:
         """The kernels of `runs` runs."""
-        for one in self.kernels:
+        for use in self.kernels:
             yield replace(
-                one,
-                runs=runs * one.runs,
-                flops=runs * one.flops,
-                bytes=runs * one.bytes,
-                seconds=runs * one.seconds,
+                use,
+                runs=runs * use.runs,
+                flops=runs * use.flops,
+                bytes=runs * use.bytes,
+                seconds=runs * use.seconds,
             )
 
     def collectives_in(self, runs: float) -> Iterator[CollectiveUse]:
         """The collectives of `runs` runs."""
-        for one in self.collectives:
-            yield replace(one, count=runs * one.count, seconds=runs * one.seconds)
+        for use in self.collectives:
+            yield replace(use, count=runs * use.count, seconds=runs * use.seconds)
 
 
 class PricedRegion(Protocol):

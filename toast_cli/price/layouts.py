@@ -59,8 +59,8 @@ def tile_of(profile: CompilerProfile) -> TileShape:
 def paddings(program: Program, tiled: list[Tiling], tile: TileShape) -> list[float]:
     """[values] elements in memory over elements of the whole arrays."""
     return [
-        growth_in(value.shape, it, tile) if it.dims and not it.copies else it.fixed
-        for value, it in zip(program.values, tiled, strict=True)
+        growth_in(value.shape, tiling, tile) if tiling.dims and not tiling.copies else tiling.fixed
+        for value, tiling in zip(program.values, tiled, strict=True)
     ]
 
 
@@ -156,29 +156,29 @@ def tilings(
     for op in reversed(program.ops):
         if _follows(op):
             _carry_over(program, op, allowed, forward=False)
-    found, ops, producer, returned = [], program.ops, program.producer, {r.value for r in program.results}
+    tiled, ops, producer, returned = [], program.ops, program.producer, {r.value for r in program.results}
     for number, value in enumerate(program.values):
         if ops[producer[number]].name == ARGUMENT:
-            found.append(Tiling(allowed[number] or (), copies=True))
+            tiled.append(Tiling(allowed[number] or (), copies=True))
             continue
         if number in rows:
             along = rows[number]
-            found.append(Tiling(tuple(range(len(value.shape))), lanes=along) if len(along) == 1 else Tiling(along))
+            tiled.append(Tiling(tuple(range(len(value.shape))), lanes=along) if len(along) == 1 else Tiling(along))
             continue
         if number in gathered:
-            found.append(Tiling(gathered[number], unless_narrow=True))
+            tiled.append(Tiling(gathered[number], unless_narrow=True))
             continue
         dims, reshape = allowed[number], reshaped[number]
         if dims is None and reshape and number not in returned:
             source = reshape.operands[0]
             shape = program.values[source].shape
-            found.append(
+            tiled.append(
                 Tiling((), growth(shape, allowed[source] or tuple(range(len(shape))), tile, _split(reshape, tile[1])))
             )
         else:
-            found.append(Tiling(tuple(range(len(value.shape))) if dims is None else dims))
+            tiled.append(Tiling(tuple(range(len(value.shape))) if dims is None else dims))
     same: dict[Tiling, Tiling] = {}  # few tilings are distinct
-    return [same.setdefault(tiling, tiling) for tiling in found]
+    return [same.setdefault(tiling, tiling) for tiling in tiled]
 
 
 def _split(reshape: Op, lanes: int) -> Dims:
@@ -230,11 +230,11 @@ def _carry_over(program: Program, op: Op, allowed: list[Dims | None], *, forward
             continue
         source, target = (value, result) if forward else (result, value)
         of, to = (dims, op.rule.results[0]) if forward else (op.rule.results[0], dims)
-        known = allowed[source]
-        if known is None or allowed[target] is not None:
+        source_dims = allowed[source]
+        if source_dims is None or allowed[target] is not None:
             continue
-        factors = {f for d in known if d < len(of) for f in of[d]}
-        kept = tuple(d for d, found in enumerate(to) if factors.intersection(found))
+        factors = {f for d in source_dims if d < len(of) for f in of[d]}
+        kept = tuple(d for d, of_dim in enumerate(to) if factors.intersection(of_dim))
         if kept:
             allowed[target] = kept
 
@@ -261,19 +261,21 @@ def dims_of_rows(program: Program, profile: CompilerProfile) -> dict[int, Dims]:
         *outer, width = (program.values[op.operands[0]].shape if op.name == SCATTER else ()) or (1,)
         size = 4.0 * prod(outer) * ceil(width / lanes) * lanes
         large.append(op.name == SCATTER and size >= profile.scatter_bytes)
-    found: dict[int, Dims] = {}
+    row_dims: dict[int, Dims] = {}
     for op, sorts in zip(program.ops, large, strict=True):
         if op.name == GATHER and _combined(program, op.results[0]):
             rows = _rows_of(program, op, op.results[0], op.rule.results)
-            found.update((value, dims) for value, dims in rows if len(dims) == 1)
+            row_dims.update((value, dims) for value, dims in rows if len(dims) == 1)
         elif sorts and len(op.operands) == _UPDATES + 1:
-            found.update(_rows_of(program, op, op.operands[_UPDATES], op.rule.operands[_UPDATES:]))
+            row_dims.update(_rows_of(program, op, op.operands[_UPDATES], op.rule.operands[_UPDATES:]))
         elif op.kind.elementwise:
             # Elementwise results of such rows keep their layout.
             shape = program.values[op.results[0]].shape
-            same = [found[value] for value in op.operands if value in found and program.values[value].shape == shape]
-            found.update((op.results[0], dims) for dims in same)
-    return found
+            same = [
+                row_dims[value] for value in op.operands if value in row_dims and program.values[value].shape == shape
+            ]
+            row_dims.update((op.results[0], dims) for dims in same)
+    return row_dims
 
 
 def _combined(program: Program, value: int) -> bool:
@@ -337,7 +339,7 @@ def row_copies(program: Program, profile: CompilerProfile) -> dict[int, tuple[Ro
     are gathered take 1,024 for the reshape. Seen in gathers and scatters of rows of 8 to 128 bf16 and f32, and of 2 to
     128 times as many, on v5e (libtpu 0.0.42.1).
     """
-    found: dict[int, list[RowCopy]] = {}
+    copies_of: dict[int, list[RowCopy]] = {}
     if "lookup-rows" not in profile.passes:
         return {}
     tables = _as_arguments(program)
@@ -352,13 +354,13 @@ def row_copies(program: Program, profile: CompilerProfile) -> dict[int, tuple[Ro
             for value, rule in ((table, op.rule.operands[0]), (result, op.rule.results[0]))
         )
         if updated and len(rows) > 1:
-            found.setdefault(table, []).append(RowCopy(rows[-2:], True, False, (), 2.0 * op.trips))
-        elif rows and not updated and not any(copy.rows == rows for copy in found.get(table, [])):
-            found.setdefault(table, []).append(RowCopy(rows, False, False, (), op.trips))
+            copies_of.setdefault(table, []).append(RowCopy(rows[-2:], True, False, (), 2.0 * op.trips))
+        elif rows and not updated and not any(copy.rows == rows for copy in copies_of.get(table, [])):
+            copies_of.setdefault(table, []).append(RowCopy(rows, False, False, (), op.trips))
         if along and not updated:
             batched, merged = _meets_batches(program, result, along)
-            found[result] = [RowCopy(along, False, True, merged, op.trips if batched else 0.0)]
-    return {value: tuple(copies) for value, copies in found.items()}
+            copies_of[result] = [RowCopy(along, False, True, merged, op.trips if batched else 0.0)]
+    return {value: tuple(copies) for value, copies in copies_of.items()}
 
 
 def are_narrow(wasted: float, rows: Dims) -> bool:
@@ -379,12 +381,12 @@ def copied_rows(shape: Dims, copy: RowCopy, tile: TileShape, bits: int) -> tuple
 
 def _as_arguments(program: Program) -> set[int]:
     """Values that lie as arguments of their shape do: these, parts of them, and their updates."""
-    found = {argument.value for argument in program.arguments}
+    values = {argument.value for argument in program.arguments}
     for op in program.ops:
         part = op.name in (CARRY, RESHAPE) or op.kind.updates or (op.kind.takes_part and not op.kind.lookup)
-        if part and op.operands and op.operands[0] in found:
-            found.update(op.results[:1])
-    return found
+        if part and op.operands and op.operands[0] in values:
+            values.update(op.results[:1])
+    return values
 
 
 def _meets_batches(program: Program, value: int, rows: Dims) -> tuple[bool, Dims]:
@@ -433,9 +435,9 @@ _SLOWDOWN = {8: {4: 1.7}, 16: {4: 1.55, 2: 2.7}, 32: {4: 2.0, 2: 3.1, 1: 5.3}}
 
 def default_layouts(program: Program, tile: TileShape) -> dict[int, Tiling]:
     """Value -> its tiling, of arrays whose last two dimensions are innermost, with whole rows of lanes."""
-    found = {argument.value for argument in program.arguments} | {result.value for result in program.results}
+    values = {argument.value for argument in program.arguments} | {result.value for result in program.results}
     for op in program.ops:
-        if not op.operands or op.operands[0] not in found:
+        if not op.operands or op.operands[0] not in values:
             continue
         sliced = op.kind.takes_part and not op.kind.lookup
         keeps = op.name == CARRY or op.kind.updates or sliced or op.kind.elementwise
@@ -444,14 +446,14 @@ def default_layouts(program: Program, tile: TileShape) -> dict[int, Tiling]:
             long = [[n for n in shape if n > 1] for shape in (before, after)]
             keeps = keeps or (before[-2:] == after[-2:] and long[0] == long[1])
         if keeps:
-            found.update(op.results[:1])
+            values.update(op.results[:1])
     for op in program.ops:
-        if op.name == CARRY and op.results[0] in found:
-            found.update(op.operands)
+        if op.name == CARRY and op.results[0] in values:
+            values.update(op.operands)
     tilings = {bits: Tiling((), default_bits=bits) for bits in _SLOWDOWN}
     return {
         number: tilings[bits]
-        for number in found
+        for number in values
         if len((value := program.values[number]).shape) > 2
         and value.shape[-1] % tile[1] == 0
         and (bits := DTYPE_BITS.get(value.dtype, 0)) in _SLOWDOWN

@@ -72,7 +72,7 @@ def _widen_transfers(program: Program, intervals: list[list[Interval]], end: int
         if op.loop >= 0 or not is_transfer(op):
             continue
         value = op.operands[0] if op.detail == TO_HOST else op.results[0]
-        first = max((one.first for one in program.loops if one.parent < 0 and one.last < number), default=number)
+        first = max((loop.first for loop in program.loops if loop.parent < 0 and loop.last < number), default=number)
         if intervals[value]:
             begin, last = intervals[value][0][0], intervals[value][-1][1]
             wide = (begin, end) if op.detail == TO_HOST else (min(begin, 2 * first), last)
@@ -87,21 +87,21 @@ def _reads(program: Program, times: list[int], death: list[int]) -> dict[tuple[i
     for value, uses in enumerate(program.users):
         maker = producer[value]
         for op, position in uses:
-            loop, at = ops[op].loop, death[op]
+            loop, tick = ops[op].loop, death[op]
             if ops[op].name == CARRY and position == 0:
                 loop = loops[loop].parent
             elif ops[op].name == CARRY:
-                at = 2 * loops[loop].last - 1
+                tick = 2 * loops[loop].last - 1
             elif ops[op].in_place and all(position != operand for _, operand in ops[op].in_place):
-                at = max(at, times[op])
+                tick = max(tick, times[op])
             home = ops[maker].loop
             if ops[maker].name == CARRY and not is_within(program, op, home):  # read after the loop
                 home = loops[home].parent
             # A read within loops inside the value's own loop lasts to the end of the outermost of them.
             while loop not in (home, -1):
-                at = max(at, 2 * program.loops[loop].last - 1)
+                tick = max(tick, 2 * program.loops[loop].last - 1)
                 loop = program.loops[loop].parent
-            read_at[op, position] = at
+            read_at[op, position] = tick
     return read_at
 
 
@@ -110,15 +110,15 @@ def _deaths(program: Program, stored: list[bool], times: list[int], takes_over: 
     death = [0] * len(program.ops)
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
-        at = times[number]
+        tick = times[number]
         if op.name == RESULT:
-            at = 2 * len(program.ops)
+            tick = 2 * len(program.ops)
         elif takes_over[number]:
-            at -= 1
+            tick -= 1
         if op.results and not stored[op.results[0]]:  # fused into its readers
             readers = [death[u] for u, _ in program.users[op.results[0]]]
-            at = max(readers if readers and op.kind.fusible else [at, *readers])
-        death[number] = at
+            tick = max(readers if readers and op.kind.fusible else [tick, *readers])
+        death[number] = tick
     return death
 
 
@@ -182,9 +182,9 @@ def borrowed_buffers(
                     continue
                 borrowed[op.results[result]] = True
                 if op.name == CARRY:  # the yield reuses the carry's buffer, once that is no longer read
-                    made = program.producer[op.operands[1]]
-                    anew = made > number and program.ops[made].name != CARRY
-                    borrowed[op.operands[1]] |= anew and last_read(op.results[0]) < times[made]
+                    yielding = program.producer[op.operands[1]]
+                    anew = yielding > number and program.ops[yielding].name != CARRY
+                    borrowed[op.operands[1]] |= anew and last_read(op.results[0]) < times[yielding]
     for argument in program.arguments:
         if in_place and argument.aliased_result >= 0:
             result = program.results[argument.aliased_result].value
@@ -229,8 +229,8 @@ def _first_in_place(program: Program, lives: Lives, result: int) -> int:
 def typical_bytes(program: Program, lives: Lives) -> float:
     """Bytes of a whole temporary in the mean, weighted by their bytes. The buffer of a larger result has a temporary in
     it at nearly all times; smaller ones are too small for most."""
-    made = zip(program.values, lives.intervals, program.producer, strict=True)
-    sizes = [value.bytes for value, alive, maker in made if alive and program.ops[maker].name != ARGUMENT]
+    arrays = zip(program.values, lives.intervals, program.producer, strict=True)
+    sizes = [value.bytes for value, alive, maker in arrays if alive and program.ops[maker].name != ARGUMENT]
     return sum(size * size for size in sizes) / max(sum(sizes), 1)
 
 
@@ -242,7 +242,7 @@ def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[
     """
     bits = [DTYPE_BITS.get(value.dtype, 32) * part for value, part in zip(program.values, parts, strict=True)]
     widest = [0.0] * len(program.values)  # [values] bits of the stored arrays each depends on
-    found = [False] * len(program.ops)
+    shrinks = [False] * len(program.ops)
     elements = [value.elements for value in program.values]
     for number, op in enumerate(program.ops):
         for value in op.results:
@@ -250,9 +250,9 @@ def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[
             for source in op.operands:
                 if widest[source] > most and elements[source] >= elements[value]:
                     most = widest[source]
-            found[number] = stored[value] and most > bits[value]
+            shrinks[number] = stored[value] and most > bits[value]
             widest[value] = bits[value] if stored[value] else most
-    return found
+    return shrinks
 
 
 def is_within(program: Program, op: int, loop: int) -> bool:
@@ -394,7 +394,7 @@ def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, Relaid
     argument's buffer after the loop, and has another dimension order if the loop's readers of a slice require it.
     """
     arguments, returned = {a.value for a in program.arguments}, {result.value for result in program.results}
-    found: dict[int, Relaid] = {}
+    relaid: dict[int, Relaid] = {}
     for number in copied_carries(program, profile):
         op = program.ops[number]
         (carried,) = op.results
@@ -402,8 +402,10 @@ def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, Relaid
         updates = [program.ops[use] for use, place in program.users[carried] if place == 0]
         updated = [value for update in updates if update.name == DYNAMIC_UPDATE_SLICE for value in update.results]
         readers = [program.ops[use] for value in updated for use, place in program.users[value] if place == 0]
-        slices = [one.trips * program.values[one.results[0]].bytes for one in readers if one.name == DYNAMIC_SLICE]
-        found[carried] = Relaid(copied, copied + sum(slices))
+        slices = [
+            reader.trips * program.values[reader.results[0]].bytes for reader in readers if reader.name == DYNAMIC_SLICE
+        ]
+        relaid[carried] = Relaid(copied, copied + sum(slices))
     for number in returned_stacks(program, profile):
         op = program.ops[number]
         piece = program.ops[program.producer[op.operands[1]]].operands[1]
@@ -413,11 +415,11 @@ def relaid_bytes(program: Program, profile: CompilerProfile) -> dict[int, Relaid
         outermost = _wanted_outermost(program, piece, program.loops[op.loop])
         positions: list[int] = []
         if maker.name == DYNAMIC_UPDATE_SLICE:
-            whole, part = (program.values[value].shape for value in maker.operands[:2])
-            positions = [dim for dim in range(-len(whole), 0) if part[dim] < whole[dim]]
+            stack_shape, slice_shape = (program.values[value].shape for value in maker.operands[:2])
+            positions = [dim for dim in range(-len(stack_shape), 0) if slice_shape[dim] < stack_shape[dim]]
         kept = [_same_dims(program, dims, piece, op.results[0]) for dims in (outermost or (), positions)]
-        found[op.results[0]] = Relaid(copied, 0.0 if outermost is None else copied, *kept)
-    return found
+        relaid[op.results[0]] = Relaid(copied, 0.0 if outermost is None else copied, *kept)
+    return relaid
 
 
 def returned_stacks(program: Program, profile: CompilerProfile) -> list[int]:
@@ -440,9 +442,9 @@ def is_stacked(program: Program, carry: Op) -> bool:
         return False
     if any(loop.first <= user < loop.last and user != update for user, _ in program.users[carry.results[0]]):
         return False
-    whole, part = (program.values[value].shape for value in op.operands[:2])
+    stack_shape, slice_shape = (program.values[value].shape for value in op.operands[:2])
     return any(
-        program.ops[program.producer[start]].name == CARRY and whole[dim] == part[dim] * loop.trips
+        program.ops[program.producer[start]].name == CARRY and stack_shape[dim] == slice_shape[dim] * loop.trips
         for dim, start in enumerate(op.operands[2:])
     )
 
@@ -476,8 +478,8 @@ def op_ticks(program: Program, stored: list[bool], free: tuple[bool, ...], profi
     for number, op in enumerate(ops):
         if op.name == ARGUMENT:
             continue
-        known = [max(ready[v], _loop_over(program, v, number)) for v in op.operands if not free[v]]
-        earliest = max(known, default=0)
+        available = [max(ready[v], _loop_over(program, v, number)) for v in op.operands if not free[v]]
+        earliest = max(available, default=0)
         if after[number]:
             times[number] = max(times[number], after[number])
         if op.loop >= 0:
@@ -524,29 +526,29 @@ def _argument_free(reader: int, times: list[int]) -> int:
 
 def _last_readers(program: Program, stored: list[bool]) -> list[tuple[int, int]]:
     """[values] last ops of the last two kernels that read each value, the later one first; -1 for none."""
-    found = [_NOBODY] * len(program.values)
+    last_two = [_NOBODY] * len(program.values)
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
-        ends = found[op.results[0]] if len(op.results) == 1 and not stored[op.results[0]] else _NOBODY
+        ends = last_two[op.results[0]] if len(op.results) == 1 and not stored[op.results[0]] else _NOBODY
         if ends is _NOBODY:
             ends = (number, -1)
         if op.name == RESULT:
             continue
         for value in op.operands:
-            known = found[value]
-            if known is _NOBODY:
-                found[value] = ends
-            elif known != ends:
-                first, second, *_ = (*sorted({*known, *ends} - {-1}, reverse=True), -1)
-                found[value] = (first, second)
-    return found
+            later = last_two[value]
+            if later is _NOBODY:
+                last_two[value] = ends
+            elif later != ends:
+                first, second, *_ = (*sorted({*later, *ends} - {-1}, reverse=True), -1)
+                last_two[value] = (first, second)
+    return last_two
 
 
 def after_loops(program: Program, stored: list[bool], profile: CompilerProfile) -> list[int]:
     """[ops] tick at which the last loop that a contraction waits for ends; 0 if there is none."""
-    found = [0] * len(program.ops)
+    ticks = [0] * len(program.ops)
     if not program.loops or "loops-first" not in profile.passes:
-        return found
+        return ticks
     first, freed = _first_readers(program, stored), _freed_by(program, stored)
     for number, op in enumerate(program.ops):
         if op.kind.matrix_unit and len(op.results) == 1:
@@ -558,8 +560,8 @@ def after_loops(program: Program, stored: list[bool], profile: CompilerProfile) 
                 if freed[loop.last]
                 >= sum(program.values[v].bytes for v in kept if program.users[v][-1][0] < loop.first)
             ]
-            found[number] = 2 * max(waits, default=0)
-    return found
+            ticks[number] = 2 * max(waits, default=0)
+    return ticks
 
 
 def _freed_by(program: Program, stored: list[bool]) -> dict[int, int]:
@@ -579,15 +581,15 @@ def _freed_by(program: Program, stored: list[bool]) -> dict[int, int]:
 
 def _first_readers(program: Program, stored: list[bool]) -> list[int]:
     """[values] last op of the first kernel that reads each value."""
-    found = [len(program.ops)] * len(program.values)
+    first = [len(program.ops)] * len(program.values)
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
         end = number
         if len(op.results) == 1 and (op.kind.view_or_convert or not stored[op.results[0]]):
-            end = found[op.results[0]]
+            end = first[op.results[0]]
         for value in op.operands:
-            found[value] = min(found[value], end)
-    return found
+            first[value] = min(first[value], end)
+    return first
 
 
 def copy_made_at(program: Program, loop: int, home: int, first: int) -> int:

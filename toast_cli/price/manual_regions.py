@@ -41,16 +41,16 @@ MOST_GPUS_OF_A_HOST = 8  # NVLink domains of 72 GPUs span hosts, which presets d
 
 def region_prices(problem: Problem, profile: CompilerProfile) -> RegionPrices:
     """Op number -> price of that manual region."""
-    known: dict[object, _Region] = {}  # layers have equal regions
-    found = {}
+    regions: dict[object, _Region] = {}  # layers have equal regions
+    prices = {}
     for number, op in enumerate(problem.program.ops):
         if op.region is not None:
             pattern = problem.patterns[problem.op_pattern[number]]
             key = _meaning(op.region), pattern.form, pattern.closed
-            if key not in known:
-                known[key] = _Region(op.region, pattern, problem.mesh, profile)
-            found[number] = _At(known[key], number, (*op.results, *op.operands, -1)[0])
-    return found
+            if key not in regions:
+                regions[key] = _Region(op.region, pattern, problem.mesh, profile)
+            prices[number] = _RegionAtOp(regions[key], number, (*op.results, *op.operands, -1)[0])
+    return prices
 
 
 def kernels_of(
@@ -73,13 +73,13 @@ def regions_of(items: Items | Bucket, lowered: Lowered, prices: RegionPrices) ->
 
 
 @dataclass(frozen=True)
-class _At:
+class _RegionAtOp:
     """A region at one op, with an array at its boundary that its collectives are reported for."""
 
     region: _Region
     op: int
     value: int
-    known: dict[FactorAxes, RegionPrice] = field(default_factory=dict)
+    prices: dict[FactorAxes, RegionPrice] = field(default_factory=dict)
 
     @property
     def moments(self) -> int:
@@ -88,9 +88,9 @@ class _At:
 
     def price(self, split: FactorAxes) -> RegionPrice:
         """Its price when these axes split its factors."""
-        if split not in self.known:
-            self.known[split] = self.region.price(split).at(self.op, self.value)
-        return self.known[split]
+        if split not in self.prices:
+            self.prices[split] = self.region.price(split).reported_for(self.op, self.value)
+        return self.prices[split]
 
 
 class _Region:
@@ -136,7 +136,11 @@ class _Region:
         lowered = {pattern: problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))}
         lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
         kernels = list(kernels_of(items, lowered, pricer, self._kernels, self._arrays))
-        sent = [use for number, one in self._region.exchanges.items() for use in self._exchanged(number, one, lowered)]
+        sent = [
+            use
+            for number, exchange in self._region.exchanges.items()
+            for use in self._exchanged(number, exchange, lowered)
+        ]
         sent += pricer.collectives(items, lowered)
         held = _peak(items, Buffers(problem, items, pricer), pricer, lowered) - self._boundary_bytes(lowered)
         inside = self.windows.in_region(kernels, sent, self._asynchronous, regions_of(items, lowered, self._within))
@@ -146,11 +150,11 @@ class _Region:
     def _exchanged(self, number: int, exchange: Exchange, lowered: Lowered) -> Iterator[CollectiveUse]:
         """One collective for each array that an op exchanges."""
         body, sizes = self._region.body, self._mesh.sizes
-        op, made = body.ops[number], lowered[self._problem.op_pattern[number]].computed
+        op, shardings = body.ops[number], lowered[self._problem.op_pattern[number]].computed
         groups = exchange.groups or (tuple(range(self._mesh.devices)),)
         axes = crossed_axes(groups, sizes)
         alone = 0 if exchange.pairs or axes_of_groups(groups, sizes) is not None else max(map(len, groups))
-        for value, sharding in zip(op.results, made, strict=True) if axes else ():
+        for value, sharding in zip(op.results, shardings, strict=True) if axes else ():
             size = body.values[value].bytes / shards(sharding, self._problem.mesh.sizes)
             # A reduce-scatter in smaller groups sums up less.
             part = alone / prod(sizes[axis] for axis in axes) if alone and exchange.kind == "reduce-scatter" else 1.0
@@ -195,22 +199,22 @@ class _Region:
 
 def _groups(problem: Problem, pattern: OpPattern) -> list[int]:
     """[factors of the region] the corresponding group of its body; -1 for none."""
-    body, dimensions, found = problem.program, problem.dimensions, [-1] * len(pattern.form.sizes)
+    body, dimensions, groups = problem.program, problem.dimensions, [-1] * len(pattern.form.sizes)
     arrays = [argument.value for argument in body.arguments] + [result.value for result in body.results]
     for value, outside in zip(arrays, (*pattern.form.operands, *pattern.form.results), strict=True):
         maker = body.producer[value]
         inside = dimensions.forms[maker].results[body.ops[maker].results.index(value)]
         for factors, within in zip(outside, inside, strict=True):
-            if factors and within and found[factors[0]] < 0:
-                found[factors[0]] = dimensions.class_group[dimensions.factor_classes[maker][within[0]]]
-    return found
+            if factors and within and groups[factors[0]] < 0:
+                groups[factors[0]] = dimensions.class_group[dimensions.factor_classes[maker][within[0]]]
+    return groups
 
 
 def _meaning(region: ManualRegion) -> tuple[object, ...]:
     """Key of regions with equal prices."""
     body, exchanged = region.body, region.exchanges.items()
     within = tuple([_meaning(op.region) for op in body.ops if op.region is not None])
-    return body.ops, body.values, tuple([(op, one.kind, one.groups) for op, one in exchanged]), within
+    return body.ops, body.values, tuple([(op, exchange.kind, exchange.groups) for op, exchange in exchanged]), within
 
 
 def _peak(items: Items, holdings: Buffers, pricer: Pricer, lowered: Lowered) -> float:

@@ -97,9 +97,9 @@ def make_buckets(items: Items, rows: OpShardingMemo) -> list[Bucket]:
     def bucket(patterns: Iterable[int]) -> Bucket:
         used = set(patterns)
         touches = frozenset().union(*(rows.views[rows.place[p][0]].touches for p in used))
-        found = buckets.setdefault(touches, Bucket(touches))
-        found.patterns |= used
-        return found
+        shared = buckets.setdefault(touches, Bucket(touches))
+        shared.patterns |= used
+        return shared
 
     for work in items.work:
         bucket([work.pattern]).work.append(work)
@@ -175,10 +175,10 @@ class View:
 
     def enter(self, assigned: tuple[int, ...]) -> ViewState:
         """The state with that assignment."""
-        found = self.states.get(assigned)
-        if found is None:
-            found = self.states[assigned] = ViewState(assigned)
-        return found
+        state = self.states.get(assigned)
+        if state is None:
+            state = self.states[assigned] = ViewState(assigned)
+        return state
 
     def forget(self) -> None:
         """Clears the transitions."""
@@ -222,33 +222,33 @@ class OpShardingMemo:
 
     def _make_views(self) -> list[View]:
         assigners, chosen_by = self._problem.assigners, self._problem.chosen_by
-        found: dict[frozenset[int], dict[tuple[object, ...], AlikePatterns]] = defaultdict(dict)
+        alike: dict[frozenset[int], dict[tuple[object, ...], AlikePatterns]] = defaultdict(dict)
         for number, pattern in enumerate(self._problem.patterns):
             roles = [_role(role) for role in (pattern.role, pattern.kind, pattern.loop_role) if role != NO_ROLE]
-            kinds = found[frozenset([*pattern.groups, *roles])]
+            kinds = alike[frozenset([*pattern.groups, *roles])]
             kinds.setdefault(chosen_by[number], AlikePatterns(assigners[number])).patterns.append(number)
-        views = [View(touches, list(kinds.values())) for touches, kinds in found.items()]
+        views = [View(touches, list(kinds.values())) for touches, kinds in alike.items()]
         if LOOP_READS in self._problem.roles:
             touches = frozenset([_role(self._problem.roles.index(LOOP_READS))])
             views.append(View(touches, [AlikePatterns(_edges(self._sizes), [LOOP_EDGES])]))
-        for at, view in enumerate(views):
+        for index, view in enumerate(views):
             for what in view.touches:
-                self.of_touch[what].append(at)
+                self.of_touch[what].append(index)
             for place, number in enumerate(number for kind in view.kinds for number in kind.patterns):
-                self.place[number] = at, place
+                self.place[number] = index, place
         return views
 
     def steps(self, plan: Plan) -> DecisionNumbers:
         """The plan as numbers of its decisions, in the order of assignment."""
-        known = self._number
-        return tuple([known[d] if d in known else self._enter(d) for d in assigned_order(plan)])
+        numbers = self._number
+        return tuple([numbers[d] if d in numbers else self._enter(d) for d in assigned_order(plan)])
 
     def _enter(self, decision: Decision) -> int:
         number = self._number[decision] = len(self._decisions)
         self._decisions.append(decision)
-        reached = sorted({at for what in touches(decision) for at in self.of_touch[what]})
+        reached = sorted({view_number for what in touches(decision) for view_number in self.of_touch[what]})
         self._weights.append(len(reached) + 1)
-        for view in (self.views[at] for at in reached):
+        for view in (self.views[view_number] for view_number in reached):
             view.matters[number] = [self._claim(kind.patterns[0], decision) for kind in view.kinds]
         return number
 
@@ -275,19 +275,19 @@ class OpShardingMemo:
         return state
 
     def _step(self, view: View, state: ViewState, decision: int) -> ViewState:
-        made = [
+        assigned = [
             now if claim is None else kind.assigner.after(now, claim)
             for kind, now, claim in zip(view.kinds, state.assigned, view.matters[decision], strict=True)
         ]
-        reached = state.after[decision] = view.enter(tuple(made))
+        reached = state.after[decision] = view.enter(tuple(assigned))
         self.size += 1
         return reached
 
     def _settle(self, view: View, state: ViewState) -> int:
         """The row of a state without further decisions."""
-        chosen = [kind.assigner.choice(at) for kind, at in zip(view.kinds, state.assigned, strict=True)]
-        found = view.row_number.setdefault(tuple(chosen), len(view.rows))
-        if found == len(view.rows):
+        chosen = [kind.assigner.choice(now) for kind, now in zip(view.kinds, state.assigned, strict=True)]
+        row = view.row_number.setdefault(tuple(chosen), len(view.rows))
+        if row == len(view.rows):
             view.rows.append(
                 tuple(
                     [
@@ -297,30 +297,30 @@ class OpShardingMemo:
                     ]
                 )
             )
-        return found
+        return row
 
     def _lay_out(self, pattern: int, assigner: AxisAssigner, number: int) -> OpSharding:
         """The op sharding of a choice; equal choices share one object, whose number serves as a memo key."""
-        found = self._op_shardings[pattern].get(number)
-        if found is None:
+        op_sharding = self._op_shardings[pattern].get(number)
+        if op_sharding is None:
             choice = assigner.choices[number]
             if pattern == LOOP_EDGES:
                 edges = OpSharding(choice[0], (), (), (), (), (), ())
                 return self._op_shardings[pattern].setdefault(number, self._numbered(edges))
             alike = self._known[pattern]
-            found = alike.get(choice)
-            if found is None:
-                found = alike[choice] = self._numbered(lay_out(self._problem.patterns[pattern], choice))
-            self._op_shardings[pattern][number] = found
-        return found
+            op_sharding = alike.get(choice)
+            if op_sharding is None:
+                op_sharding = alike[choice] = self._numbered(lay_out(self._problem.patterns[pattern], choice))
+            self._op_shardings[pattern][number] = op_sharding
+        return op_sharding
 
     def _numbered(self, op_sharding: OpSharding) -> OpSharding:
         """The op sharding with a number of its own. Equal shardings become one object, which makes comparing them
         cheap."""
         self._op_sharding_count += 1
-        known = self._shardings
+        interned = self._shardings
         operands, shardings = (
-            tuple([known.setdefault(sharding, sharding) for sharding in arrays])
+            tuple([interned.setdefault(sharding, sharding) for sharding in arrays])
             for arrays in (op_sharding.operands, op_sharding.shardings)
         )
         return replace(op_sharding, operands=operands, shardings=shardings, number=self._op_sharding_count)
@@ -336,11 +336,11 @@ class OpShardingMemo:
             view.forget()
         self.size = 0
 
-    def distance(self, one: DecisionNumbers, other: DecisionNumbers) -> int:
+    def distance(self, first: DecisionNumbers, second: DecisionNumbers) -> int:
         """Distance of two plans: for each decision that only one of them has, the number of views it affects plus
         one."""
         weights = self._weights
-        return sum([weights[decision] for decision in set(one).symmetric_difference(other)])
+        return sum([weights[decision] for decision in set(first).symmetric_difference(second)])
 
     def changed(self, old: DecisionNumbers, new: DecisionNumbers) -> set[int]:
         """Touches of the decisions in which two plans differ.
@@ -368,9 +368,9 @@ class OpShardingMemo:
         # best[i][j]: weight of what old[i:] and new[j:] can share
         best = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]
         for i in range(len(old) - 1, -1, -1):
-            row, below, it, weight = best[i], best[i + 1], old[i], weights[i]
+            row, below, shared, weight = best[i], best[i + 1], old[i], weights[i]
             for j in range(len(new) - 1, -1, -1):
-                row[j] = below[j + 1] + weight if it == new[j] else max(below[j], row[j + 1])
+                row[j] = below[j + 1] + weight if shared == new[j] else max(below[j], row[j + 1])
         moved: list[int] = []
         i = j = 0
         while i < len(old) and j < len(new):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.hardware import Chip
+from toast_cli.hardware.topology import divisors
 from toast_cli.price.cost import Alive, kernel_seconds
 from toast_cli.price.kernel import Kernel, arithmetic
 from toast_cli.price.layouts import tile_of
@@ -89,7 +90,7 @@ def elapsed_seconds(
 
 
 def leave_early_reads(kernels: list[Kernel | None], times: list[int], elapsed: NDArray[np.float64], chip: Chip) -> None:
-    """Resets `Side.fetched` where too little time passes before a kernel for fetching what it reads.
+    """Resets `KernelSide.fetched` where too little time passes before a kernel for fetching what it reads.
 
     Outside loops XLA:TPU copies arguments into on-chip memory while earlier kernels run, whole or in pieces, also those
     that an update changes in place. The products that read them there do not wait for device memory. Copies take its
@@ -207,7 +208,7 @@ def loop_residency(
 def _keeping(program: Program, value: int) -> set[int]:
     """Loops that read the whole array in each iteration, where it is loop-invariant or carried."""
     maker = program.ops[program.producer[value]]
-    found = set()
+    loops = set()
     for user, position in program.users[value]:
         op = program.ops[user]
         if op.loop == OUTSIDE or op.name == CARRY:
@@ -216,8 +217,8 @@ def _keeping(program: Program, value: int) -> set[int]:
             if position == 0 and op.kind.updates:
                 return set()
             if position or not op.kind.takes_part:
-                found.add(op.loop)
-    return found
+                loops.add(op.loop)
+    return loops
 
 
 def _only_multiplied(program: Program, value: int, loop: int) -> bool:
@@ -262,11 +263,5 @@ def has_small_windows(profile: CompilerProfile, rows: float, columns: float, bit
 
 def _fewest_pieces(tiles: tuple[int, int], least: float) -> float:
     """The least number of equal pieces, at least `least`, into which the tiles divide."""
-    found = inf
-    for one in _divisors(tiles[0]):
-        found = min([found, *(one * other for other in _divisors(tiles[1]) if one * other >= least)])
-    return found
-
-
-def _divisors(count: int) -> list[int]:
-    return [k for k in range(1, count + 1) if count % k == 0]
+    counts = (rows * columns for rows in divisors(tiles[0]) for columns in divisors(tiles[1]))
+    return min((count for count in counts if count >= least), default=inf)

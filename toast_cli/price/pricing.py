@@ -93,8 +93,8 @@ class Pricer:
         for read in items.neighbours:
             yield from self.neighbour_collectives(read, lowered)
         for array in items.arrays:
-            made = lowered[array.pattern].shardings[array.result]
-            yield from self.array_collectives(array, made, self.copies(array, lowered))
+            source = lowered[array.pattern].shardings[array.result]
+            yield from self.array_collectives(array, source, self.copies(array, lowered))
 
     # -- collectives of work items ----------------------------------------------------------------------------
 
@@ -106,10 +106,10 @@ class Pricer:
         results = self._problem.program.ops[work.op].results
         if not work.summed and (op_sharding.reduced or any(op_sharding.scattered)):
             how = _Reduced(work.op, work.runs, work.needed, work.late, work.share)
-            for k, whole in enumerate(work.whole_bytes):
+            for k, whole_bytes in enumerate(work.whole_bytes):
                 partial = partial_of(op_sharding, k)
                 if partial is not None:
-                    yield from self._reductions(op_sharding, partial, k, whole, how)
+                    yield from self._reductions(op_sharding, partial, k, whole_bytes, how)
         for k, (source, target) in enumerate(zip(op_sharding.reduced_to, op_sharding.shardings, strict=True)):
             for step in reshard_steps(source, target, self._sizes, self._shape(results[k])):
                 written = (step.kind, work.whole_bytes[k] * step.fraction)
@@ -168,14 +168,14 @@ class Pricer:
         return steps
 
     def _reductions(
-        self, op_sharding: OpSharding, partial: Partial, k: int, whole: int, how: _Reduced, cut: Cuts = ()
+        self, op_sharding: OpSharding, partial: Partial, k: int, whole_bytes: int, how: _Reduced, cut: Cuts = ()
     ) -> Iterator[CollectiveUse]:
-        """Collectives that complete partial result k, an array of `whole` bytes. cut: see `completed`."""
+        """Collectives that complete partial result k, an array of `whole_bytes`. cut: see `completed`."""
         sharding = op_sharding.computed[k]
         op = self._problem.program.ops[how.op]
         completion = completion_of(op, op_sharding, k, self._sizes, how.terms, apart=how.apart)
         for step in self._steps_of(partial, completion, cut):
-            size = whole * step.fraction
+            size = whole_bytes * step.fraction
             if step.kind != REDUCE_SCATTER:
                 yield self._reduction(step.kind, step.axes, size, k, how)
             elif step.after is None and self._scatters.reduced_first(how.op, op_sharding, cut[0]):
@@ -192,8 +192,8 @@ class Pricer:
         instead."""
         source = ScatterSource(how.op, k, alone=how.terms == 1)
         if not self._scatters.stays(source, axes, sharding, op_sharding):
-            whole = size * shards((axes,), self._sizes)
-            return self._reduction("all-reduce", axes, whole, k, how, ("reduce-scatter", size))
+            whole_bytes = size * shards((axes,), self._sizes)
+            return self._reduction("all-reduce", axes, whole_bytes, k, how, ("reduce-scatter", size))
         return self._reduction("reduce-scatter", axes, size, k, how)
 
     def _reduction(
@@ -235,18 +235,18 @@ class Pricer:
 
     def lies(self, item: ArrayItem, lowered: Lowered) -> tuple[Sharding, list[Sharding]]:
         """(sharding in which the array is made, [readers] sharding that each takes)."""
-        made = lowered[item.pattern].shardings[item.result]
-        return made, [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
+        source = lowered[item.pattern].shardings[item.result]
+        return source, [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
 
     def copies(self, item: ArrayItem, lowered: Lowered) -> list[Copy]:
         """Copies of the array in the other shardings that its readers need, if making them communicates."""
         if item.free or not item.readers:
             return []
-        made = lowered[item.pattern].shardings[item.result]
+        source = lowered[item.pattern].shardings[item.result]
         needed = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
         wholly = [reader.whole_if_ahead for reader in item.readers]
         held = axes_of(lowered[LOOP_EDGES].factor_axes) if item.at_edges else ()
-        return copies_of(made, needed, self._sizes, item.shape, wholly, held)
+        return copies_of(source, needed, self._sizes, item.shape, wholly, held)
 
     def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
         """Bytes of one whole array as it is moved and stored in a copy: in the narrowest type its readers take, see
@@ -257,15 +257,15 @@ class Pricer:
         """Bytes of one whole array as it is moved for the readers at those places."""
         return item.bytes * max([item.readers[place].needed for place in places])
 
-    def array_collectives(self, item: ArrayItem, made: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
+    def array_collectives(self, item: ArrayItem, source: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
         """Reshards between the producer of an array and its readers."""
-        for step, _, _, places, ahead in moves_of(made, copies):
+        for step, _, _, places, ahead in moves_of(source, copies):
             first = item.readers[places[0]]
             op = reader_op(self._problem, item, first.pattern, first.position)
             value = item.values[0]
             written = (step.kind, item.bytes * step.fraction)
             size = self._moved_bytes(item, places) * step.fraction
-            kind = self._as_emitted(step, value, shards(made, self._sizes))
+            kind = self._as_emitted(step, value, shards(source, self._sizes))
             waited_for, count = item.waited_for, item.runs_of(places, ahead=ahead) * len(item.values)
             seconds = count * self._seconds_of(kind, size, step.axes)
             yield CollectiveUse(kind, step.axes, size, count, seconds, op, value, waited_for, written, "reshard")

@@ -101,10 +101,10 @@ class Windows:
                 out.
         """
         inlined = {number for number, _ in regions}
-        found = [kernel for kernel in kernels if not (kernel.inside and kernel.op in inlined)]
-        ops = [number for kernel in found for number in kernel.ops]
-        each = np.repeat([kernel.seconds for kernel in found], [len(kernel.ops) for kernel in found])
-        parts = [part for kernel in found for part in self._trips(kernel.ops)]
+        own_kernels = [kernel for kernel in kernels if not (kernel.inside and kernel.op in inlined)]
+        ops = [number for kernel in own_kernels for number in kernel.ops]
+        each = np.repeat([kernel.seconds for kernel in own_kernels], [len(kernel.ops) for kernel in own_kernels])
+        parts = [part for kernel in own_kernels for part in self._trips(kernel.ops)]
         listed = [use for use in uses if not _is_inside(use, inlined)]
         places = [self._places(use) for use in listed]
         facts = [(use.seconds, _bits(use.axes), use.kind in self._queued, use.kind in kinds) for use in listed]
@@ -134,13 +134,13 @@ class Windows:
                 made_of = _reached(
                     program.ops[use.op].operands, lambda value: program.ops[program.producer[value]].operands
                 )
-                reads[k] = tuple(at for at, argument in enumerate(program.arguments) if argument.value in made_of)
+                reads[k] = tuple(n for n, argument in enumerate(program.arguments) if argument.value in made_of)
             if use.reason == BY_HAND and due == self.end:
-                made = _reached(
+                waiting = _reached(
                     [use.value],
                     lambda value: [v for reader, _ in program.users[value] for v in program.ops[reader].results],
                 )
-                gives[k] = tuple(at for at, result in enumerate(program.results) if result.value in made)
+                gives[k] = tuple(n for n, result in enumerate(program.results) if result.value in waiting)
         return InRegion(placed, self.end, self.runs, tuple(reads), tuple(gives))
 
     def _inlined(self, number: int, inside: InRegion) -> Placed:
@@ -161,49 +161,49 @@ class Windows:
         sent[2:4, sent_outside] = sent[2:4, sent_outside] * [[1.0], [each]] + [[start], [0.0]]
         sent[6, sent_outside] += start
         for k in sent_outside:
-            due = min([self._due[op.results[at]] for at in inside.gives[k]], default=sent[2, k])
-            ready = max([self._seen(op.operands[at], op.loop) for at in inside.reads[k]], default=sent[6, k])
+            due = min([self._due[op.results[n]] for n in inside.gives[k]], default=sent[2, k])
+            ready = max([self._seen(op.operands[n], op.loop) for n in inside.reads[k]], default=sent[6, k])
             sent[2, k], sent[6, k] = due, min(ready, due)
         sent[1] = np.where(overlaps, sent[6], sent[2])
         return Placed(kernels, sent)
 
     def _trips(self, ops: tuple[int, ...]) -> list[float]:
         """[ops] the part of all their kernels' seconds that one trip around each takes."""
-        found = self._of_kernels.get(ops)
-        if found is None:
+        parts = self._of_kernels.get(ops)
+        if parts is None:
             trips = [self._program.ops[number].trips for number in ops]
             loops = [self._program.ops[number].loop for number in ops]
             total = sum(trips)
-            found = [each / total / self.runs[loop] for each, loop in zip(trips, loops, strict=True)]
-            self._of_kernels[ops] = found
-        return found
+            parts = [each / total / self.runs[loop] for each, loop in zip(trips, loops, strict=True)]
+            self._of_kernels[ops] = parts
+        return parts
 
     def _places(self, use: CollectiveUse) -> NDArray[np.float64]:
         """[4, places] loop, earliest start, latest end, and part of its seconds that one trip takes, of each place of a
         collective."""
         key = use.op, use.value, use.reason, use.count
-        found = self._of_uses.get(key)
-        if found is None:
+        places = self._of_uses.get(key)
+        if places is None:
             rows = []
             by_hand = [Place(use.op, use.value, 1.0)]
             for place in by_hand if use.reason == BY_HAND else places_of(self._problem, use, self._alike):
                 loop = self._loop_of(place.op, use.count * place.share)
                 ready, due = self._window(use, place, loop)
                 rows.append((loop, min(ready, due), due, place.share / self.runs[loop]))
-            found = self._of_uses[key] = np.reshape(np.array(rows, float), (-1, 4)).T
-        return found
+            places = self._of_uses[key] = np.reshape(np.array(rows, float), (-1, 4)).T
+        return places
 
     def exposed(self, placed: Sequence[Placed], *, every: bool = False) -> float:
         """Exposed seconds of communication of a step, from the parts of a plan. every: as if all kinds of collectives
         overlapped with compute."""
         if not placed:  # the program has no ops but constants and results
             return 0.0
-        whole, waited = joined(placed), 0.0
-        loops = np.flatnonzero(np.bincount(whole.sent[0].astype(np.int64) - OUTSIDE)) + OUTSIDE
+        step, waited = joined(placed), 0.0
+        loops = np.flatnonzero(np.bincount(step.sent[0].astype(np.int64) - OUTSIDE)) + OUTSIDE
         for loop in loops.tolist():
-            ready, due, seconds, axes, queued, free = whole.sent[1:, np.flatnonzero(whole.sent[0] == loop)]
+            ready, due, seconds, axes, queued, free = step.sent[1:, np.flatnonzero(step.sent[0] == loop)]
             there = Sent(free if every else ready, due, seconds, axes.astype(np.int64), (queued > 0.0) & (not every))
-            moments, computing = whole.kernels[1:, np.flatnonzero(whole.kernels[0] == loop)]
+            moments, computing = step.kernels[1:, np.flatnonzero(step.kernels[0] == loop)]
             waited += self.runs[loop] * exposed_seconds(moments, computing, there)
         return waited
 
@@ -234,20 +234,20 @@ class Windows:
         ready = self._ready = [0] * len(program.values)
         for number, op in enumerate(program.ops):
             if op.name == CARRY:
-                known = self._start[op.loop]
+                moment = self._start[op.loop]
             elif op.kind.fusible or op.name == ARGUMENT:
-                known = max([self._seen(value, op.loop) for value in op.operands], default=self._start[op.loop])
+                moment = max([self._seen(value, op.loop) for value in op.operands], default=self._start[op.loop])
             else:
-                known = self._moments[number] + self._later
+                moment = self._moments[number] + self._later
             for value in op.results:
-                ready[value] = known
+                ready[value] = moment
         return ready
 
     def _seen(self, value: int, loop: int) -> int:
         """Earliest moment at which a loop's body can read a value: after the body begins and the loops that make it
         end."""
-        made = self._around[self._program.ops[self._program.producer[value]].loop]
-        ended = [other for other in made if other not in self._around[loop]]
+        loops = self._around[self._program.ops[self._program.producer[value]].loop]
+        ended = [other for other in loops if other not in self._around[loop]]
         return max(self._start[loop], self._end[ended[0]] if ended else self._ready[value])
 
     def _latest(self) -> list[int]:
@@ -328,16 +328,16 @@ def places_of(problem: Problem, use: CollectiveUse, alike: dict[int, list[int]])
         return [Place(use.op, use.value, 1.0)]
     position = own.operands.index(use.value) if reads else own.results.index(use.value)
     type_ = str(program.values[use.value])
-    found: dict[tuple[int, int], int] = {}  # array and loop -> op
+    first_ops: dict[tuple[int, int], int] = {}  # array and loop -> op
     for number in alike[problem.op_pattern[use.op]]:
         op = program.ops[number]
         arrays = op.operands if reads else op.results
         if position < len(arrays) and str(program.values[arrays[position]]) == type_:
-            found.setdefault((arrays[position], op.loop), number)
-    total = sum(program.ops[number].trips for number in found.values())
+            first_ops.setdefault((arrays[position], op.loop), number)
+    total = sum(program.ops[number].trips for number in first_ops.values())
     return [
         Place(number, value, program.ops[number].trips / total if total else 0.0)
-        for (value, _), number in found.items()
+        for (value, _), number in first_ops.items()
     ]
 
 
@@ -402,8 +402,8 @@ def exposed_seconds(moments: NDArray[np.float64], kernel_seconds: NDArray[np.flo
     def following(moments: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
         """[events] seconds of what happens from each event to the next."""
         place = np.searchsorted(events, moments, "right")
-        found: list[float] = np.bincount(place, seconds, len(events) + 1)[1:].tolist()
-        return found
+        sums: list[float] = np.bincount(place, seconds, len(events) + 1)[1:].tolist()
+        return sums
 
     computing = following(moments, kernel_seconds)
     others = [(some, ~overlaps & (sent.axes == some)) for some in sorted(set(sent.axes[~overlaps].tolist()))]
@@ -433,11 +433,11 @@ def exposed_seconds(moments: NDArray[np.float64], kernel_seconds: NDArray[np.flo
 
 def _overlapping(sent: Sent, computing: float) -> NDArray[np.bool_]:
     """[collectives] whether each can overlap with anything, but for the shortest: together `NEGLIGIBLE`."""
-    found, negligible = sent.ready < sent.due, NEGLIGIBLE * (computing + sent.seconds.sum())
+    overlaps, negligible = sent.ready < sent.due, NEGLIGIBLE * (computing + sent.seconds.sum())
     order = np.flatnonzero(sent.seconds <= negligible)
     order = order[np.argsort(sent.seconds[order], kind="stable")]
-    found[order[np.cumsum(sent.seconds[order]) <= negligible]] = False
-    return found
+    overlaps[order[np.cumsum(sent.seconds[order]) <= negligible]] = False
+    return overlaps
 
 
 def _perhaps_late(
@@ -632,11 +632,11 @@ def _peak_candidates(lives: Lives) -> list[int]:
     births.update(lives.times)
     deaths = lasts | {lives.end}
     deaths.update(lives.times, lives.read_at.values(), lives.deaths)
-    found: list[int] = []
+    candidates: list[int] = []
     born = False
     for moment in sorted(births | deaths):
         born = born or moment in births
         if born and moment in deaths:
-            found.append(moment)
+            candidates.append(moment)
             born = False
-    return found
+    return candidates

@@ -43,7 +43,7 @@ def version_note(chip: Chip) -> str:
 
 def profiles_of(preset: str) -> list[CompilerProfile]:
     """All profiles for the chips of one preset, the newest last."""
-    return [profile for found in _files() if (profile := found.get(preset))]
+    return [profile for profiles in _files() if (profile := profiles.get(preset))]
 
 
 @cache

@@ -118,8 +118,8 @@ ON_CHIP_SOURCE = (
 
 
 def _profile(chip: str) -> CompilerProfile:
-    estimated, known = ESTIMATED.get(chip), chip in ON_CHIP
-    sources = SOURCES | {"on_chip": ON_CHIP_SOURCE if known else "unknown, counted as none"}
+    estimated, is_measured = ESTIMATED.get(chip), chip in ON_CHIP
+    sources = SOURCES | {"on_chip": ON_CHIP_SOURCE if is_measured else "unknown, counted as none"}
     if estimated:
         sources["attained"] = f"estimate: {estimated}"
     return CompilerProfile(
