@@ -19,8 +19,8 @@ from toast_cli.frontend import load
 from toast_cli.report.checks import FigureChange
 from toast_cli.report.inspection import Inspection, inspect_program
 from toast_cli.report.inspection import blocks as inspection_blocks
-from toast_cli.report.model import ArgumentFacts, Report, ResultFacts, read_report
-from toast_cli.report.resharding import handed_over, resharding
+from toast_cli.report.model import ArgumentFacts, Report, read_report
+from toast_cli.report.resharding import resharding
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = str(ROOT / "sample_models/mlp_tiny.mlir")
@@ -150,32 +150,15 @@ def test_diff_says_what_moves(
     assert resharding(of(axes, sharding), of(axes, sharding)) is None
 
 
-# bf16[2,8,16,4] caches of 8 sequences on 4 devices: what prefill makes, how decode splits it; bytes that a device gets.
-HANDED = [
-    ("bf16[2,8,16,4]", [[], ["x"], [], []], 2048 // 4),
-    ("bf16[2,1,16,4]", [[], ["x"], [], []], 256),  # one sequence goes to one device
-    ("bf16[2,1,8,4]", [[], [], [], ["x"]], 128 // 4),  # and half as long, by features
-    ("f32[2,8,16,4]", [[], [], [], []], None),
-    ("bf16[2,9,16,4]", [[], [], [], []], None),
-]
-
-
-@pytest.mark.parametrize(("made", "sharding", "received"), HANDED)
-def test_diff_says_what_one_program_hands_to_another(
-    made: str, sharding: Any, received: int | None, stored: Report
-) -> None:
-    weight = ArgumentFacts(0, "w", "bf16[64,32]", False, [[], []])
-    results = [ResultFacts(0, "token", "i32[8]", [[]]), ResultFacts(1, "caches", made, [[], [], [], []])]
-    mesh = replace(stored.mesh, name="h100:4", axes={"x": 4})
-    prefill = replace(stored, arguments=[weight], results=results, mesh=mesh)
-    cache = ArgumentFacts(1, "cache", "bf16[2,8,16,4]", True, sharding)
-    found = handed_over(prefill, replace(prefill, arguments=[weight, cache]))
-    assert (found and found.received_bytes) == received
-    if found:
-        assert found.seconds == pytest.approx(found.received_bytes / 50e9)
-    assert handed_over(prefill, prefill) is None
-    smaller = replace(prefill, results=[ResultFacts(0, "params['w']", weight.type, [[], []])])
-    assert handed_over(smaller, replace(prefill, arguments=[replace(weight, type="bf16[128,64]")])) is None
+def test_diff_says_how_long_it_takes_on_a_known_machine(stored: Report) -> None:
+    mesh = replace(stored.mesh, name="h100:4", axes={"x": 4})  # 450 GB/s to the switch, 50 GB/s to the network
+    before, now = (
+        replace(stored, arguments=[ArgumentFacts(0, "w", "f32[64,32]", True, sharding)], mesh=mesh)
+        for sharding in ([["x"], []], [[], ["x"]])
+    )
+    found = resharding(before, now)
+    assert found is not None
+    assert (found.moved_seconds, found.copied_seconds) == (pytest.approx(1536 / 450e9), pytest.approx(2048 / 50e9))
 
 
 def test_diff_refuses_what_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

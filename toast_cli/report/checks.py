@@ -21,7 +21,7 @@ from toast_cli.program.names import slash_path
 from toast_cli.program.quantities import format_bytes, format_percent, format_plural, format_seconds, format_sharding
 from toast_cli.report import style
 from toast_cli.report.model import DimensionAxes, Report, write_json
-from toast_cli.report.resharding import HandOver, Resharding, handed_block, handed_over, resharding
+from toast_cli.report.resharding import Resharding, resharding
 from toast_cli.report.resharding import block as resharding_block
 from toast_cli.report.terminal import one_line, written
 from toast_cli.request import Request
@@ -243,7 +243,7 @@ class FigureChange:
 @dataclass(frozen=True)
 class Difference:
     """heads: programs and meshes of the reports, if they differ. drift: see `plan_drift`. resharding: None if no array
-    takes another sharding. handed: None if nothing is."""
+    takes another sharding."""
 
     before: str
     now: str
@@ -251,7 +251,6 @@ class Difference:
     figures: list[FigureChange]
     drift: list[str]
     resharding: Resharding | None
-    handed: HandOver | None
 
     @property
     def same(self) -> bool:
@@ -275,8 +274,7 @@ def difference(before: Report, now: Report, paths: tuple[str, str]) -> Differenc
         FigureChange("communication", old.communication_seconds, new.communication_seconds),
         FigureChange("peak memory", old.peak_bytes, new.peak_bytes),
     ]
-    moved = resharding(before, now), handed_over(before, now)
-    return Difference(*paths, heads, figures, plan_drift(before, now), *moved)
+    return Difference(*paths, heads, figures, plan_drift(before, now), resharding(before, now))
 
 
 def blocks(changes: Difference) -> list[RenderableType]:
@@ -288,8 +286,6 @@ def blocks(changes: Difference) -> list[RenderableType]:
     lines = [Text(line) for line in changes.drift] or [Text("the same decisions and shardings", style.LABEL)]
     heads = [Text(head) for head in changes.heads]
     moves = [Text(), resharding_block(changes.resharding)] if changes.resharding else []
-    if changes.handed:
-        moves += [Text(), handed_block(changes.handed)]
     return [*heads, rows, Text(), style.section("plan", *lines), *moves]
 
 
