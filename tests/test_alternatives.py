@@ -161,7 +161,7 @@ def test_the_best_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_compiler_names_the_best() -> None:
-    from toast_cli.ask_xla.confirm import Candidate, Compiled, Confirmation, ConfirmedRow
+    from toast_cli.ask_xla.confirm import Compiled, Confirmation, ConfirmedRow, PlanToCompile
 
     of = outcome()
     found = compare(of.evaluator, of.report, best())
@@ -170,7 +170,7 @@ def test_the_compiler_names_the_best() -> None:
     for one in found.contenders[:3]:
         plan: Plan = one.plan
         answer = Compiled("compiled", "", 1.0 - 0.1 * len(rows), 0.0, 0.0, 10)
-        rows.append(ConfirmedRow(Candidate(one.name, plan, of.evaluator.exact_cost(plan)), answer))
+        rows.append(ConfirmedRow(PlanToCompile(one.name, plan, of.evaluator.exact_cost(plan)), answer))
     by_word = with_compiled(of.evaluator, found, Confirmation("tpu", tuple(rows), 2, 2**30))
     assert by_word.best is not None
     assert by_word.best.name == found.contenders[2].name

@@ -10,7 +10,7 @@ import pytest
 from checking import toast
 from programs import source_of_text
 
-from toast_cli.ask_xla.confirm import Candidate, Compiled, Confirmation, ConfirmedRow, Confirmer, compiled_cost
+from toast_cli.ask_xla.confirm import Compiled, Confirmation, ConfirmedRow, Confirmer, PlanToCompile, compiled_cost
 from toast_cli.base.files import DiskCache, key_of
 from toast_cli.dimensions import analyse
 from toast_cli.hardware import load_spec
@@ -52,8 +52,8 @@ def took(compute: float, exposed: float = 0.0, peak: int = 10) -> Compiled:
 TOO_LARGE, REFUSED = Compiled("out of memory", "exceeds"), Compiled("refused", "Check failed")
 
 
-def candidate(name: str, plan: Plan, step: float = 1.0, peak: float = 10.0) -> Candidate:
-    return Candidate(name, plan, Cost(step, 0.0, peak, 5.0))
+def candidate(name: str, plan: Plan, step: float = 1.0, peak: float = 10.0) -> PlanToCompile:
+    return PlanToCompile(name, plan, Cost(step, 0.0, peak, 5.0))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_a_compilation_that_ran_out_of_time_is_asked_again(evaluator: Evaluator,
 
 def test_overlap_is_predicted_where_the_compiler_has_no_cycles() -> None:
     """It lists 2 s of collectives where 4 s were predicted, a quarter of them exposed: 0.5 s beside 1 s of compute."""
-    thought = Candidate("search", A, Cost(1.0, 4.0, 10.0, 5.0, exposed_seconds=1.0))
+    thought = PlanToCompile("search", A, Cost(1.0, 4.0, 10.0, 5.0, exposed_seconds=1.0))
     row = ConfirmedRow(thought, Compiled("compiled", "", None, 2.0, 2.0, None))
     assert (row.exposed_seconds, row.step_seconds) == (0.5, 1.5)
     assert compiled_cost(row).step_seconds == 1.5

@@ -30,5 +30,5 @@ def begin(source: Source, spec: Spec, meshes: Sequence[Mesh], content: bytes) ->
         return lambda: None
     from toast_cli.ask_xla.annotated import annotated_mesh, in_background  # heavy, and few programs have shardings
 
-    mesh = next((found for mesh in meshes if (found := annotated_mesh(source, spec, mesh)) is not None), None)
+    mesh = next((own_mesh for mesh in meshes if (own_mesh := annotated_mesh(source, spec, mesh)) is not None), None)
     return (lambda: None) if mesh is None else in_background(content, mesh, SECONDS)

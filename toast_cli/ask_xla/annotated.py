@@ -87,23 +87,23 @@ def annotated_mesh(source: Source, spec: Spec, mesh: Mesh) -> Mesh | None:
     if own[0][0] == "":
         return mesh if own[0][1] == mesh.devices else None
     try:
-        found = spec.mesh(dict(own), mesh.limit_bytes)
+        stated = spec.mesh(dict(own), mesh.limit_bytes)
     except ToastError:  # axes that fit no dimensions of the machine
         return None
-    return found if found.devices == mesh.devices else None
+    return stated if stated.devices == mesh.devices else None
 
 
-def priced(found: Answer, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
+def priced(answer: Answer, mesh: Mesh, through: Collection[str] = ()) -> AsAnnotated | Failure:
     """Prices the program of one device: compute and memory by the cost model, communication by its collectives.
     through: see `hlo_text.places`."""
     try:
-        program = load("as annotated", content=found.hlo_text.replace(_BODY, "body").encode()).program
+        program = load("as annotated", content=answer.hlo_text.replace(_BODY, "body").encode()).program
     except ToastError as error:  # XLA has ops of its own that toast cannot read
         return Failure(f"its program was not read: {error.what}")
     alone = replace(mesh, axes=tuple(replace(axis, size=1, links=()) for axis in mesh.axes))
     evaluator = Evaluator(make_problem(program, analyse(program), alone))
-    sent = partitioned_collectives(found.hlo_text, mesh.names, mesh.sizes, through)
-    timed = [(one, collective_time(mesh, one)) for one in sent]
+    sent = partitioned_collectives(answer.hlo_text, mesh.names, mesh.sizes, through)
+    timed = [(c, collective_time(mesh, c)) for c in sent]
     communication, uses = sum(seconds for _, seconds in timed), _uses(program, timed, mesh)
     elsewhere = communication - sum(use.seconds for use in uses)
     cost = replace(
@@ -114,9 +114,9 @@ def priced(found: Answer, mesh: Mesh, through: Collection[str] = ()) -> AsAnnota
     return AsAnnotated(
         mesh,
         cost,
-        tuple(sorted(timed, key=lambda one: -one[1])),
-        tuple(rematerialisations(found, mesh.names, mesh.sizes, through)),
-        found,
+        tuple(sorted(timed, key=lambda pair: -pair[1])),
+        tuple(rematerialisations(answer, mesh.names, mesh.sizes, through)),
+        answer,
     )
 
 
@@ -125,25 +125,25 @@ def _uses(program: Program, timed: Sequence[tuple[CompiledCollective, float]], m
     bytes; all-reduces and reduce-scatters are one kind, since a compiler makes one of the other. An op that reduces
     several arrays counts as several, since a backend combines collectives only after it has overlapped them."""
     seconds, axes = defaultdict[str, float](float), defaultdict[str, set[int]](set)
-    for one, spent in timed:
-        seconds[_ONE_KIND.get(one.kind, one.kind)] += spent
-        unknown = not set(one.axes) <= set(mesh.names)  # groups that are not along axes may be anywhere
-        over = [axis for axis, name in enumerate(mesh.names) if unknown or name in one.axes]
-        axes[_ONE_KIND.get(one.kind, one.kind)].update(over)
-    found = []
+    for collective, spent in timed:
+        seconds[_ONE_KIND.get(collective.kind, collective.kind)] += spent
+        unknown = not set(collective.axes) <= set(mesh.names)  # groups that are not along axes may be anywhere
+        over = [axis for axis, name in enumerate(mesh.names) if unknown or name in collective.axes]
+        axes[_ONE_KIND.get(collective.kind, collective.kind)].update(over)
+    sites = []
     for number, op in enumerate(program.ops):
         kind = KINDS.get(op.name, "")
         for operand, result in zip(op.operands, op.results, strict=False) if kind else ():
-            found.append((_ONE_KIND.get(kind, kind), number, op.trips, operand, program.values[result].bytes))
+            sites.append((_ONE_KIND.get(kind, kind), number, op.trips, operand, program.values[result].bytes))
     weight = defaultdict[str, float](float)
-    for kind, _, trips, _, size in found:
+    for kind, _, trips, _, size in sites:
         weight[kind] += trips * size
     return [
         CollectiveUse(
             kind, tuple(sorted(axes[kind])), size, trips, seconds[kind] * trips * size / weight[kind], number, operand,
             False, (kind, size), ITSELF,
         )
-        for kind, number, trips, operand, size in found
+        for kind, number, trips, operand, size in sites
         if weight[kind]
     ]  # fmt: skip
 
@@ -162,8 +162,8 @@ def in_background(content: bytes, mesh: Mesh, timeout_seconds: float) -> Callabl
 
     def answer() -> AsAnnotated | str:
         thread.join()
-        found = answers[0] if answers else Failure("it was interrupted", aborted=True)
-        own = found if isinstance(found, Failure) else priced(found, mesh)
+        reply = answers[0] if answers else Failure("it was interrupted", aborted=True)
+        own = reply if isinstance(reply, Failure) else priced(reply, mesh)
         return own.reason if isinstance(own, Failure) else own
 
     return answer
@@ -180,29 +180,29 @@ _WARNING = re.compile(
 
 
 def rematerialisations(
-    found: Answer, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], through: Collection[str] = ()
+    answer: Answer, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...], through: Collection[str] = ()
 ) -> list[Rematerialisation]:
     """The rematerialisations that the partitioner warned of, the largest first. through: see `places`."""
-    frames = places(found.hlo_text, through)
+    frames = places(answer.hlo_text, through)
     runs: dict[tuple[str, str], float] = {}
-    for graph in graphs(found.hlo_text):
+    for graph in graphs(answer.hlo_text):
         for node in graph.nodes.values():
             key = name_and_place(node.rest, frames)
             runs[key] = max(graph.runs, runs.get(key, 0.0))
     alike: Counter[Rematerialisation] = Counter()
-    for warned in _WARNING.finditer(found.log):
+    for warned in _WARNING.finditer(answer.log):
         start, end, element, extents, rest = warned.groups()
         local = tuple(int(extent) for extent in extents.split(",") if extent)
         tiling = read_tiling(start)
         tiles = tiling.tiles if tiling and len(tiling.tiles) == len(local) else (1,) * len(local)
         lies, needed = (_axes(text, len(local), axis_names, axis_sizes) for text in (start, end))
         shape = tuple(extent * parts for extent, parts in zip(local, tiles, strict=True))
-        whole = array_bytes(f"{element}[{','.join(map(str, shape))}]")
+        sizes = array_bytes(f"{element}[{','.join(map(str, shape))}]")
         name, place = name_and_place(rest, frames)
-        one = Rematerialisation(element, shape, sum(whole), lies, needed, runs.get((name, place), 1.0), name, place)
-        alike[one] += 1
-    each = [replace(one, count=one.count * times) for one, times in alike.items()]
-    return sorted(each, key=lambda one: -one.bytes * one.count)
+        array = Rematerialisation(element, shape, sum(sizes), lies, needed, runs.get((name, place), 1.0), name, place)
+        alike[array] += 1
+    arrays = [replace(array, count=array.count * times) for array, times in alike.items()]
+    return sorted(arrays, key=lambda array: -array.bytes * array.count)
 
 
 def _axes(text: str, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
@@ -216,19 +216,19 @@ def _axes(text: str, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) 
 CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard", "Sharding")
 OPERATIONS = ("sdy.sharding_constraint", "sdy.reshard", "stablehlo.custom_call")
 
-Stack = tuple[Frame, ...]  # the user's own frames, the innermost first
+Frames = tuple[Frame, ...]  # the user's own frames, the innermost first
 
 
 def helpers(content: bytes, where: str) -> frozenset[str]:
     """`model.py:9` of each line that states constraints for several callers and is the only such line of its function:
     a helper, whose constraints are attributed to its callers."""
-    stacks, found = _stacks(parse(content, where)[1]), frozenset[str]()
-    while more := _helpers(stacks, found):
-        found |= more
-    return found
+    stacks, places = _stacks(parse(content, where)[1]), frozenset[str]()
+    while more := _helpers(stacks, places):
+        places |= more
+    return places
 
 
-def _stacks(module: Any) -> list[Stack]:
+def _stacks(module: Any) -> list[Frames]:
     """The user's stack frames of each constraint."""
     return [
         tuple(frame for frame in frames_of(str(operation.location)) if frame.is_users)
@@ -237,11 +237,11 @@ def _stacks(module: Any) -> list[Stack]:
     ]
 
 
-def _helpers(stacks: list[Stack], known: frozenset[str]) -> frozenset[str]:
+def _helpers(stacks: list[Frames], skipped: frozenset[str]) -> frozenset[str]:
     lines: dict[tuple[str, str], set[str]] = defaultdict(set)  # of each function
     callers: dict[str, set[str]] = defaultdict(set)
     for stack in stacks:
-        seen = [frame for frame in stack if frame.place not in known]
+        seen = [frame for frame in stack if frame.place not in skipped]
         for inner in seen[:1]:
             lines[inner.path, inner.function].add(inner.place)
             callers[inner.place].update(frame.place for frame in seen[1:2])
@@ -264,48 +264,52 @@ class Mend:
     seconds: float
 
 
-def mend(one: Rematerialisation, mesh: Mesh) -> Mend | None:
+def mend(array: Rematerialisation, mesh: Mesh) -> Mend | None:
     """The fastest intermediate shardings; None if none is faster than the direct reshard, or if no mesh axes express
     the shardings."""
-    if one.start is None or one.end is None:
+    if array.start is None or array.end is None:
         return None
-    start, end = (_numbered(axes, mesh) for axes in (one.start, one.end))
-    ways = [(), *_between(start, end, mesh, one.shape)]
+    start, end = (_numbered(axes, mesh) for axes in (array.start, array.end))
+    ways = [(), *_between(start, end, mesh, array.shape)]
     with ThreadPoolExecutor(max(1, min(len(ways), os.cpu_count() or 1))) as pool:
-        direct, *others = pool.map(lambda through: _route_seconds(one, [start, *through, end], mesh), ways)
-    found = [Mend(through, direct, seconds) for through, seconds in zip(ways[1:], others, strict=True)]
-    return min((way for way in found if way.seconds < direct), key=lambda way: way.seconds, default=None)
+        direct, *others = pool.map(lambda through: _route_seconds(array, [start, *through, end], mesh), ways)
+    mends = [Mend(through, direct, seconds) for through, seconds in zip(ways[1:], others, strict=True)]
+    return min((way for way in mends if way.seconds < direct), key=lambda way: way.seconds, default=None)
 
 
 def _between(start: Sharding, end: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> list[tuple[Sharding, ...]]:
     """Candidates: toast's own route; the common axes of both; the end's axes plus the start's other axes; and vice
     versa."""
     shared = tuple(_common(a, b) for a, b in zip(start, end, strict=True))
-    found = [waypoints(start, end, mesh.sizes, shape), (shared,), (_more(end, start),), (_more(start, end),)]
-    even = [way for way in dict.fromkeys(found) if way and all(is_even(at, shape, mesh.sizes) for at in way)]
+    candidates = [waypoints(start, end, mesh.sizes, shape), (shared,), (_more(end, start),), (_more(start, end),)]
+    even = [
+        way
+        for way in dict.fromkeys(candidates)
+        if way and all(is_even(sharding, shape, mesh.sizes) for sharding in way)
+    ]
     return [through for through in even if not {start, end} & {*through}]
 
 
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
     """The common prefix of two axis lists."""
-    same = [a == b for a, b in zip(one, other, strict=False)]
-    return one[: same.index(False)] if False in same else one[: len(same)]
+    same = [a == b for a, b in zip(first, second, strict=False)]
+    return first[: same.index(False)] if False in same else first[: len(same)]
 
 
-def _more(one: Sharding, other: Sharding) -> Sharding:
+def _more(first: Sharding, second: Sharding) -> Sharding:
     """The sharding, with the axes of the other that it does not use."""
-    used = axes_of(one)
-    return tuple((*a, *(axis for axis in b if axis not in used)) for a, b in zip(one, other, strict=True))
+    used = axes_of(first)
+    return tuple((*a, *(axis for axis in b if axis not in used)) for a, b in zip(first, second, strict=True))
 
 
 def _numbered(axes: Axes, mesh: Mesh) -> Sharding:
     return tuple(tuple(mesh.names.index(name) for name in names) for names in axes)
 
 
-def _route_seconds(one: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) -> float:
+def _route_seconds(array: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) -> float:
     """Seconds of communication per device along a route, as XLA partitions it; infinite if it fails."""
     axes = dict(zip(mesh.names, mesh.sizes, strict=True))
-    moved = collectives_after_partitioning(_program(one, way, mesh).encode(), "stablehlo", axes)
+    moved = collectives_after_partitioning(_program(array, way, mesh).encode(), "stablehlo", axes)
     return (
         inf
         if isinstance(moved, Failure)
@@ -313,9 +317,9 @@ def _route_seconds(one: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) 
     )
 
 
-def _program(one: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) -> str:
-    element = one.type.replace("pred", "i1").replace("s", "i") if one.type[0] in "ps" else one.type
-    kind = f"tensor<{'x'.join(map(str, (*one.shape, element)))}>"
+def _program(array: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) -> str:
+    element = array.type.replace("pred", "i1").replace("s", "i") if array.type[0] in "ps" else array.type
+    kind = f"tensor<{'x'.join(map(str, (*array.shape, element)))}>"
     axes = ", ".join(f'"{name}"={size}' for name, size in zip(mesh.names, mesh.sizes, strict=True))
 
     def written(sharding: Sharding) -> str:
@@ -323,7 +327,7 @@ def _program(one: Rematerialisation, way: Sequence[Sharding], mesh: Mesh) -> str
         return f"<@mesh, [{', '.join(parts)}]>"
 
     steps = "".join(
-        f"  %{k} = sdy.sharding_constraint %{k - 1} {written(at)} : {kind}\n" for k, at in enumerate(way[1:], 1)
+        f"  %{k} = sdy.sharding_constraint %{k - 1} {written(step)} : {kind}\n" for k, step in enumerate(way[1:], 1)
     )
     first, last = written(way[0]), written(way[-1])
     return (

@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 from toast_cli.ask_xla.compile import target_of
 from toast_cli.ask_xla.confirm import (
-    Candidate,
     Compiler,
     Confirmation,
     Confirmer,
+    PlanToCompile,
     Tell,
     compiled_cost,
     joined,
@@ -53,29 +53,29 @@ def judged(
     answers: list[Confirmation] = []
     rewards: list[float] = []
     variants = (variant, *others) if chooses else (variant,)
-    for one in variants:
-        evaluator = one.evaluator
-        if one is not variant:
-            listed = candidates(evaluator, [one.result.plan])
+    for v in variants:
+        evaluator = v.evaluator
+        if v is not variant:
+            listed = candidates(evaluator, [v.result.plan])
         elif not chooses:
-            listed = candidates(evaluator, [plans[0], *(safer_plans(evaluator, one.result) if is_free else ())])
+            listed = candidates(evaluator, [plans[0], *(safer_plans(evaluator, v.result) if is_free else ())])
         else:
-            found = plans[: request.confirm]
-            listed = candidates(evaluator, found, known_strategies(evaluator, found))
+            best_plans = plans[: request.confirm]
+            listed = candidates(evaluator, best_plans, known_strategies(evaluator, best_plans))
         spent = sum(answer.seconds for answer in answers)
         seconds = inf if request.confirm_seconds is None else max(0.0, request.confirm_seconds - spent)
-        asked = confirmer(one.source, evaluator, compiler_of(evaluator.problem.mesh), seconds, tell, defers=chooses)
-        answer = asked.confirm(listed)
+        compilation = confirmer(v.source, evaluator, compiler_of(evaluator.problem.mesh), seconds, tell, defers=chooses)
+        answer = compilation.confirm(listed)
         answers.append(answer)
         row = answer.row
-        rewards.append(-inf if row is None else one.reward(row.candidate.plan, compiled_cost(row), reference))
-    taken = rewards.index(max(rewards))
-    names = ["rewritten" if one.source.program.parted else "as written" for one in variants]
-    best, answer = variants[taken], answers[taken]
+        rewards.append(-inf if row is None else v.reward(row.candidate.plan, compiled_cost(row), reference))
+    winner = rewards.index(max(rewards))
+    names = ["rewritten" if v.source.program.parted else "as written" for v in variants]
+    best, answer = variants[winner], answers[winner]
     if answer.taken is not None:
         plan = answer.taken.plan
         best = replace(best, result=replace(best.result, plan=plan, cost=best.evaluator.exact_cost(plan)))
-    return best, joined(answers, names, taken)
+    return best, joined(answers, names, winner)
 
 
 def compiler_for(spec: Spec, name: str | None) -> CompilerOf:
@@ -94,8 +94,8 @@ def compile_plans(
 ) -> Confirmation:
     """Compiles plans and named strategies. It neither searches nor chooses."""
     compiler = compiler_for(load_spec(request.mesh), request.confirm_with)(evaluator.problem.mesh)
-    asked = confirmer(source, evaluator, compiler, request.confirm_seconds or inf, tell)
-    return asked.confirm(candidates(evaluator, plans, named))
+    compilation = confirmer(source, evaluator, compiler, request.confirm_seconds or inf, tell)
+    return compilation.confirm(candidates(evaluator, plans, named))
 
 
 # ---------------------------------------------------------------- candidates
@@ -106,15 +106,15 @@ _SURELY_TOO_LARGE = 1.5
 
 
 def candidates(
-    evaluator: Evaluator, found: Sequence[Plan], named: Mapping[str, Plan] = MappingProxyType({})
-) -> list[Candidate]:
+    evaluator: Evaluator, plans: Sequence[Plan], named: Mapping[str, Plan] = MappingProxyType({})
+) -> list[PlanToCompile]:
     """The plans found, the best first, then every one of the strategies (`named`) that may fit."""
     limit = evaluator.problem.mesh.limit_bytes
-    listed = [Candidate(name_of(place), plan, evaluator.exact_cost(plan)) for place, plan in enumerate(found)]
+    listed = [PlanToCompile(name_of(place), plan, evaluator.exact_cost(plan)) for place, plan in enumerate(plans)]
     for name, plan in named.items():
         cost = evaluator.exact_cost(plan)
         if cost.peak_bytes <= _SURELY_TOO_LARGE * limit:
-            listed.append(Candidate(name, plan, cost))
+            listed.append(PlanToCompile(name, plan, cost))
     return listed
 
 
@@ -123,22 +123,22 @@ def safer_plans(evaluator: Evaluator, result: SearchResult) -> list[Plan]:
     and the one with the lowest peak."""
     problem = evaluator.problem
     plans = dict.fromkeys((*result.seen, *strategies(problem).values()))
-    known = {plan: evaluator.exact_cost(plan) for plan in plans}
+    costs = {plan: evaluator.exact_cost(plan) for plan in plans}
     sure = surely_fitting_bytes(problem.program, problem.mesh)
-    smaller = [plan for plan, cost in known.items() if cost.peak_bytes < result.cost.peak_bytes]
-    safe = [plan for plan in smaller if known[plan].peak_bytes <= sure]
-    fastest = sorted(safe, key=lambda plan: known[plan].step_seconds)[:1]
-    return list(dict.fromkeys([*fastest, *sorted(smaller, key=lambda plan: known[plan].peak_bytes)[:1]]))
+    smaller = [plan for plan, cost in costs.items() if cost.peak_bytes < result.cost.peak_bytes]
+    safe = [plan for plan in smaller if costs[plan].peak_bytes <= sure]
+    fastest = sorted(safe, key=lambda plan: costs[plan].step_seconds)[:1]
+    return list(dict.fromkeys([*fastest, *sorted(smaller, key=lambda plan: costs[plan].peak_bytes)[:1]]))
 
 
-def known_strategies(evaluator: Evaluator, found: Sequence[Plan]) -> dict[str, Plan]:
+def known_strategies(evaluator: Evaluator, plans: Sequence[Plan]) -> dict[str, Plan]:
     """Strategies by name: those that a report compares with, and the best other strategies and products of two that
     differ in meaning from these and from the plans found, as many as there are plans found."""
     problem = evaluator.problem
-    usual = {name: one.plan for name, one in priced_strategies(evaluator, baselines(problem))[0].items()}
-    others = {name: one.plan for name, one in priced_strategies(evaluator, EVERY)[0].items()}
+    usual = {name: s.plan for name, s in priced_strategies(evaluator, baselines(problem))[0].items()}
+    others = {name: s.plan for name, s in priced_strategies(evaluator, EVERY)[0].items()}
     names = {simplest(evaluator, plan): name for name, plan in others.items()}
-    further = different_plans(evaluator, [*found, *usual.values()], names, len(found))
+    further = different_plans(evaluator, [*plans, *usual.values()], names, len(plans))
     return {**usual, **{names[plan]: plan for plan in further}}
 
 

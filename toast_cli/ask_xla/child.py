@@ -73,7 +73,7 @@ def environment(folder: str) -> dict[str, str]:
 def free_bytes() -> int:
     """Free memory without swapping; all memory if the system does not report it."""
     try:
-        found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
+        match = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        match = None
+    return int(match[1]) * 1024 if match else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

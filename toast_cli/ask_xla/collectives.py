@@ -75,7 +75,7 @@ class CompiledCollective:
 
 def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> list[CompiledCollective]:
     """All collectives of a compiled module, in the order of its text."""
-    found: dict[tuple[object, ...], list[CompiledCollective]] = {}
+    by_key: dict[tuple[object, ...], list[CompiledCollective]] = {}
     passed_around: set[tuple[object, ...]] = set()  # axes, shard bytes and op of windowed contractions
     zeros: dict[
         tuple[object, ...], CompiledCollective
@@ -98,23 +98,23 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
         if windowed:
             size = sizes[0]
             kind = _WINDOWED_KINDS[windowed[1]]
-            whole = size * mesh.size_of(axes) if kind == "all-gather" else size
-            one = CompiledCollective(kind, axes, whole, graph.entered, name, location)
-            found.setdefault((kind, graph.name), [one])
+            result_bytes = size * mesh.size_of(axes) if kind == "all-gather" else size
+            collective = CompiledCollective(kind, axes, result_bytes, graph.entered, name, location)
+            by_key.setdefault((kind, graph.name), [collective])
             if name:
                 passed_around.add((axes, size, name))
             continue
         alike = (kind, sent_by, node.sizes, axes)
         repeated[graph.name, alike] += 1
         key: tuple[object, ...] = (*alike, repeated[graph.name, alike])
-        known = found[key][0] if key in found else None
-        if known and name and known.name and (known.name, known.location) != (name, location):
+        earlier = by_key[key][0] if key in by_key else None
+        if earlier and name and earlier.name and (earlier.name, earlier.location) != (name, location):
             key = (*key, name, location)
-        if key not in found or (name and not found[key][0].name):
+        if key not in by_key or (name and not by_key[key][0].name):
             if node.opcode == "fusion":
                 sizes = without_padding(sizes, callee(node, text), mesh.size_of(axes))
-            found[key] = [CompiledCollective(kind, axes, size, graph.runs, name, location) for size in sizes]
-    collectives = [one for alike in found.values() for one in alike]
+            by_key[key] = [CompiledCollective(kind, axes, size, graph.runs, name, location) for size in sizes]
+    collectives = [collective for alike in by_key.values() for collective in alike]
     collectives = [
         c for c in collectives if c.kind != "collective-permute" or (c.axes, c.bytes, c.name) not in passed_around
     ]
@@ -128,14 +128,14 @@ def _with_unrolled(collectives: list[CompiledCollective], zeros: list[CompiledCo
     alike = Counter(c for c in collectives if c.kind == "collective-permute" and c.name.endswith(_PRODUCT))
     unrolled = {c for c, number in alike.items() if (c.axes, c.bytes) in begun and number % _UNROLLED_PERMUTES == 0}
     ended = {(c.axes, c.bytes) for c in unrolled}
-    kept, passed = [], Counter[CompiledCollective]()
-    for one in collectives:
-        passed[one] += 1
-        if one not in unrolled:
-            kept.append(one)
-        elif passed[one] % _UNROLLED_PERMUTES == 0:
-            kept.append(replace(one, kind="reduce-scatter"))
-    return kept + [c for c in zeros if (c.axes, c.bytes) not in ended]
+    merged, passed = [], Counter[CompiledCollective]()
+    for collective in collectives:
+        passed[collective] += 1
+        if collective not in unrolled:
+            merged.append(collective)
+        elif passed[collective] % _UNROLLED_PERMUTES == 0:
+            merged.append(replace(collective, kind="reduce-scatter"))
+    return merged + [c for c in zeros if (c.axes, c.bytes) not in ended]
 
 
 def name_and_place(attributes: str, frames: dict[int, str]) -> tuple[str, str]:
@@ -151,8 +151,8 @@ def kind_of(node: Node, computation: str) -> str | None:
     if node.opcode == "fusion":
         return "reduce-scatter" if f"calls=%{HIDDEN_REDUCE_SCATTER}" in node.rest else None
     if node.opcode == BETWEEN_SLICES:
-        found = _BETWEEN_SLICES_KIND.search(node.rest)
-        kind = found[1].lower().replace("_", "-") if found else None
+        match = _BETWEEN_SLICES_KIND.search(node.rest)
+        kind = match[1].lower().replace("_", "-") if match else None
         return "collective-permute" if kind == _PAIRWISE else kind
     return node.opcode.removeprefix("ragged-").removesuffix("-start")
 
@@ -244,10 +244,10 @@ def _groups_written(attributes: str, devices: int) -> Groups | None:
 
 def _between_slices(target: str, devices: int) -> Groups:
     """The groups of a transfer between slices."""
-    whole = _ALL_OF_SLICES.search(target)
-    groups = [numbers(group) for group in _BRACED.findall(whole[1] if whole else target.replace("->", ","))]
-    if whole:
-        inside = 1 + int(whole[2])
+    all_devices = _ALL_OF_SLICES.search(target)
+    groups = [numbers(group) for group in _BRACED.findall(all_devices[1] if all_devices else target.replace("->", ","))]
+    if all_devices:
+        inside = 1 + int(all_devices[2])
         return tuple(tuple((s - 1) * inside + device for s in group) for group in groups for device in range(inside))
     inside = devices // max(number // _SLICE for group in groups for number in group)
     return tuple(tuple((n // _SLICE - 1) * inside + n % _SLICE for n in group) for group in groups)
@@ -263,15 +263,15 @@ def axes_of(groups: Groups, axis_names: tuple[str, ...], axis_sizes: tuple[int, 
     return (groups_name(counts.pop()),) if len(counts) == 1 else UNKNOWN
 
 
-def are_axes(found: tuple[str, ...]) -> bool:
+def are_axes(axes: tuple[str, ...]) -> bool:
     """True if these are mesh axes, and not a group size: groups of one size need not have the same devices."""
-    return found != UNKNOWN and not any(is_groups_name(name) for name in found)
+    return axes != UNKNOWN and not any(is_groups_name(name) for name in axes)
 
 
 def permuted_axes(attributes: str, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> tuple[str, ...]:
     """The mesh axes along which a collective-permute moves data."""
-    between, found = _BETWEEN_SLICES.search(attributes), _PAIRS.search(attributes)
-    pairs = [tuple(numbers(pair)) for pair in _BRACED.findall(found[1])] if found else []
+    between, match = _BETWEEN_SLICES.search(attributes), _PAIRS.search(attributes)
+    pairs = [tuple(numbers(pair)) for pair in _BRACED.findall(match[1])] if match else []
     if between:
         pairs = list(_between_slices(between[1], prod(axis_sizes)))
     return tuple(axis_names[axis] for axis in crossed_axes(pairs, axis_sizes))
@@ -322,11 +322,11 @@ def partitioned_collectives(
 ) -> list[CompiledCollective]:
     """All collectives of a module right after partitioning, in the order of its text. through: see `places`."""
     mesh, frames = MeshShape(axis_names, axis_sizes), places(text, through)
-    found: list[CompiledCollective] = []
+    collectives: list[CompiledCollective] = []
     for graph in graphs(text):
         for kind, axes, size, node in [*reductions(graph, mesh), *others(graph, text, mesh)]:
-            found.append(CompiledCollective(kind, axes, size, graph.runs, *name_and_place(node.rest, frames)))
-    return found
+            collectives.append(CompiledCollective(kind, axes, size, graph.runs, *name_and_place(node.rest, frames)))
+    return collectives
 
 
 def others(graph: Graph, text: str, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, ...], int, Node]]:
@@ -403,10 +403,10 @@ def is_one_by_one(graph: Graph, node: Node) -> bool:
     return node.opcode == "reduce" and len(node.operands) == 2 and operand is not None and operand.sizes == node.sizes
 
 
-def common_end(one: Chain, other: Chain) -> int:
+def common_end(left: Chain, right: Chain) -> int:
     """Number of equal last operations of two chains; only all-reduces by addition can be merged."""
     count = 0
-    for a, b in zip(reversed(one), reversed(other), strict=False):
+    for a, b in zip(reversed(left), reversed(right), strict=False):
         if not a.like(b) or (a.axes and a.how[0] != "add"):
             break
         count += 1

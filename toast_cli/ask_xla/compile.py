@@ -185,11 +185,11 @@ def compile_for(
         form: "any" is any of the formats that toast reads. shardy: whether Shardy or GSPMD propagates; None: by the
             format. options: XLA's own, by name.
     """
-    given = (content, form, target, form != "hlo" if shardy is None else shardy)
+    program = (content, form, target, form != "hlo" if shardy is None else shardy)
     options = options or {}
-    reply = ask(compile_here, *given, options, timeout_seconds=timeout_seconds)
+    reply = ask(compile_here, *program, options, timeout_seconds=timeout_seconds)
     if isinstance(reply, Failure) and target.platform == "gpu" and _NO_TILES in reply.reason:
-        reply = ask(compile_here, *given, {**WITHOUT_TRITON, **options}, timeout_seconds=timeout_seconds)
+        reply = ask(compile_here, *program, {**WITHOUT_TRITON, **options}, timeout_seconds=timeout_seconds)
     if isinstance(reply, Failure):
         return reply
     answer: Answer = reply[0]

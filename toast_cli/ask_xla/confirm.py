@@ -124,20 +124,22 @@ def seconds_on(mesh: Mesh, kind: str, size: float, axes: tuple[str, ...], *, com
     return collective_seconds(mesh, kind, size, numbers, latency_part=part)
 
 
-def collective_time(mesh: Mesh, one: CompiledCollective) -> float:
+def collective_time(mesh: Mesh, collective: CompiledCollective) -> float:
     """Seconds of all runs of a collective of a partitioned program. Compilers combine small collectives later, but not
     those of different iterations of a loop."""
-    return one.count * seconds_on(mesh, one.kind, one.bytes, one.axes, combined=one.count <= 1)
+    return collective.count * seconds_on(
+        mesh, collective.kind, collective.bytes, collective.axes, combined=collective.count <= 1
+    )
 
 
 def _versions() -> tuple[str, ...]:
-    found = []
+    versions = []
     for package in _COMPILER_PACKAGES:
         try:
-            found.append(f"{package} {metadata.version(package)}")
+            versions.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             continue
-    return tuple(found)
+    return tuple(versions)
 
 
 # ---------------------------------------------------------------- inputs and outputs
@@ -147,7 +149,7 @@ CompileOutcome = Literal["compiled", "out of memory", "refused", "timed out"]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanToCompile:
     """A plan to compile. `name`: "search", "search 2" for runners-up, or a strategy's. `cost`:
     the model's prediction."""
 
@@ -185,7 +187,7 @@ class ConfirmedRow:
     """A candidate and its compiled figures. `compiled` is None if it was not compiled; `why` gives the reason. `also`:
     names of later candidates with identical programs."""
 
-    candidate: Candidate
+    candidate: PlanToCompile
     compiled: Compiled | None = None
     why: str = ""
     also: tuple[str, ...] = ()
@@ -193,8 +195,8 @@ class ConfirmedRow:
     @property
     def compute_seconds(self) -> float:
         """The compiler's figure if it gives one, else the prediction."""
-        known = self.compiled.compute_seconds if self.compiled else None
-        return self.candidate.cost.compute_seconds if known is None else known
+        compiled_seconds = self.compiled.compute_seconds if self.compiled else None
+        return self.candidate.cost.compute_seconds if compiled_seconds is None else compiled_seconds
 
     @property
     def exposed_seconds(self) -> float:
@@ -216,8 +218,8 @@ class ConfirmedRow:
     @property
     def peak_bytes(self) -> float:
         """The compiler's figure if it is that of the real chip, else the prediction."""
-        known = self.compiled.peak_bytes if self.compiled else None
-        return self.candidate.cost.peak_bytes if known is None else known
+        compiled_bytes = self.compiled.peak_bytes if self.compiled else None
+        return self.candidate.cost.peak_bytes if compiled_bytes is None else compiled_bytes
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ class Confirmation:
         return None if self.chosen is None else self.rows[self.chosen]
 
     @property
-    def taken(self) -> Candidate | None:
+    def taken(self) -> PlanToCompile | None:
         """The best plan by compiled figures."""
         return None if self.row is None else self.row.candidate
 
@@ -280,7 +282,7 @@ class Confirmer:
     tell: Tell | None = None
     cache: DiskCache[Compiled] = field(default_factory=lambda: DiskCache(users_folder("compiled"), Compiled))
 
-    def confirm(self, candidates: Sequence[Candidate]) -> Confirmation:
+    def confirm(self, candidates: Sequence[PlanToCompile]) -> Confirmation:
         """Compiles candidates, the search's plan first; plans with identical programs are compiled once."""
         self._start = time.monotonic()
         self._rows: dict[str, ConfirmedRow] = {}  # by written program, in order of arrival
@@ -301,7 +303,7 @@ class Confirmer:
     def _seconds_left(self) -> float:
         return self.seconds - (time.monotonic() - self._start)
 
-    def _compile_all(self, candidates: Sequence[Candidate]) -> None:
+    def _compile_all(self, candidates: Sequence[PlanToCompile]) -> None:
         """Compiles the candidates, except those that are clearly slower than the best."""
         contents: dict[str, bytes] = {}
         for candidate in candidates:
@@ -362,11 +364,11 @@ class Confirmer:
 
         waiting = []
         for key in keys:
-            known = self.cache.find(names[key])
-            if known is None:
+            stored = self.cache.find(names[key])
+            if stored is None:
                 waiting.append(key)
             else:
-                settle(key, replace(known, cached=True))
+                settle(key, replace(stored, cached=True))
 
         def judged(key: str) -> Compiled | None:
             left = self._seconds_left()
@@ -416,16 +418,16 @@ def compiled_cost(row: ConfirmedRow) -> Cost:
     )
 
 
-def joined(answers: Sequence[Confirmation], names: Sequence[str], taken: int) -> Confirmation:
+def joined(answers: Sequence[Confirmation], names: Sequence[str], winner: int) -> Confirmation:
     """Joins the confirmations of several variants of one program; plans of all but the first get the variant's name
     appended. taken: index of the variant whose best plan is taken."""
     first, *others = answers
     if not others:
         return first
     rows = list(first.rows)
-    chosen = first.chosen if taken == 0 else None
+    chosen = first.chosen if winner == 0 else None
     for place, (answer, name) in enumerate(zip(others, names[1:], strict=True), 1):
-        if taken == place and answer.chosen is not None:
+        if winner == place and answer.chosen is not None:
             chosen = len(rows) + answer.chosen
         rows += [
             replace(row, candidate=replace(row.candidate, name=f"{row.candidate.name}, {name}")) for row in answer.rows

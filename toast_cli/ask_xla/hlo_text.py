@@ -82,8 +82,8 @@ class Node:
 
     def called(self, role: str) -> str:
         """Name of the computation that it calls as its `role` (`body`, `calls`, `to_apply`); empty if it calls none."""
-        found = re.search(rf"\b{role}=%?([^\s,}})]+)", self.rest)
-        return found[1] if found else ""
+        match = re.search(rf"\b{role}=%?([^\s,}})]+)", self.rest)
+        return match[1] if match else ""
 
 
 Nodes = dict[str, Node]  # the instructions of one computation by name, in order
@@ -125,10 +125,10 @@ def root_of(nodes: Nodes) -> Node | None:
 def _closing(text: str) -> int:
     """The index after the bracket that closes the one `text` starts with."""
     depth = 0
-    for at, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character == "(") - (character == ")")
         if depth == 0:
-            return at + 1
+            return index + 1
     return len(text)
 
 
@@ -144,8 +144,8 @@ def array_bytes(kind: str) -> tuple[int, ...]:
 def cycles_of(rest: str) -> float:
     """XLA:TPU's estimated cycles of an instruction, 0 if it gives none: for some fusions it states the
     largest integer."""
-    found = map(int, _CYCLES.findall(rest))
-    return float(sum(cycles for cycles in found if cycles < _NO_ESTIMATE))
+    estimates = map(int, _CYCLES.findall(rest))
+    return float(sum(cycles for cycles in estimates if cycles < _NO_ESTIMATE))
 
 
 def places(text: str, through: Collection[str] = ()) -> dict[int, str]:
@@ -273,8 +273,8 @@ def called(node: Node, around: Nodes, bodies: dict[str, Nodes]) -> Iterator[tupl
 def trip_count(loop: Node, stated: list[float] | None, bodies: dict[str, Nodes]) -> float:
     """Trips of a `while`: as the compiler says, as the program stated before it was compiled (`state_trips`), or for
     loops that XLA itself wrote, the one constant of its condition."""
-    if known := _KNOWN.search(loop.rest):
-        return float(known[1])
+    if match := _KNOWN.search(loop.rest):
+        return float(match[1])
     if stated:
         return stated[0]
     condition = bodies.get(loop.called("condition"), {})
@@ -306,30 +306,30 @@ class Graph:
     @cached_property
     def users(self) -> dict[str, list[Node]]:
         """The instructions that read each."""
-        found: dict[str, list[Node]] = defaultdict(list)
+        readers: dict[str, list[Node]] = defaultdict(list)
         for node in self.nodes.values():
             for operand in dict.fromkeys(node.operands):
-                found[operand].append(node)
-        return dict(found)
+                readers[operand].append(node)
+        return dict(readers)
 
     def device_numbers(self, name: str, devices: int) -> ElementNumbers | None:
         """The value of an integer instruction on each device, if it depends only on constants and the partition id."""
         return self._numbers(name, devices, {})
 
-    def _numbers(self, name: str, devices: int, known: dict[str, ElementNumbers | None]) -> ElementNumbers | None:
-        if name not in known:
-            known[name] = None  # guards against cycles in malformed text
+    def _numbers(self, name: str, devices: int, cache: dict[str, ElementNumbers | None]) -> ElementNumbers | None:
+        if name not in cache:
+            cache[name] = None  # guards against cycles in malformed text
             node = self.nodes.get(name)
-            known[name] = self._computed(node, devices, known) if node else None
-        return known[name]
+            cache[name] = self._computed(node, devices, cache) if node else None
+        return cache[name]
 
-    def _computed(self, node: Node, devices: int, known: dict[str, ElementNumbers | None]) -> ElementNumbers | None:
+    def _computed(self, node: Node, devices: int, cache: dict[str, ElementNumbers | None]) -> ElementNumbers | None:
         if node.opcode == "partition-id":
             return np.arange(devices, dtype=np.int64)[:, None]
         if node.opcode == "constant":
             table = _constant_elements(node)
             return None if table is None else np.broadcast_to(table, (devices, table.size))
-        read = [self._numbers(operand, devices, known) for operand in node.operands]
+        read = [self._numbers(operand, devices, cache) for operand in node.operands]
         if not read or any(numbers is None for numbers in read):
             return None
         numbers = [n for n in read if n is not None]
@@ -338,8 +338,8 @@ class Graph:
         if node.opcode in _BINARY and (node.opcode not in ("divide", "remainder") or numbers[1].all()):
             return np.asarray(_BINARY[node.opcode](numbers[0], numbers[1]), dtype=np.int64)
         if node.opcode == "dynamic-slice" and len(numbers) == 2:
-            at = np.clip(numbers[1][:, 0], 0, numbers[0].shape[1] - 1)
-            return numbers[0][np.arange(devices), at][:, None]
+            index = np.clip(numbers[1][:, 0], 0, numbers[0].shape[1] - 1)
+            return numbers[0][np.arange(devices), index][:, None]
         return None
 
 

@@ -72,8 +72,8 @@ def compare_once(
     original: bytes, partitioned: bytes, devices: int, seed: int, form: Dialect, timeout_seconds: float
 ) -> list[ResultError] | Failure:
     """Compares on one set of inputs."""
-    given = original, partitioned, devices, seed, form, timeout_seconds
-    reply = ask(compare_here, *given, timeout_seconds=timeout_seconds)
+    arguments = original, partitioned, devices, seed, form, timeout_seconds
+    reply = ask(compare_here, *arguments, timeout_seconds=timeout_seconds)
     if isinstance(reply, Failure):
         return reply
     errors: list[ResultError] = reply[0]
@@ -89,47 +89,47 @@ def compare_here(
     """The comparison, in this process. seconds: it is refused if it would take longer."""
     from toast_cli import xla
 
-    given = xla.parse_module(xla.make_context(), original)
-    refuse_effects(given)
-    split = xla.parse_module(given.context, as_stablehlo(partitioned, form))
+    unsplit = xla.parse_module(xla.make_context(), original)
+    refuse_effects(unsplit)
+    split = xla.parse_module(unsplit.context, as_stablehlo(partitioned, form))
     refuse_effects(split)
-    module, split = for_cpu(given, split)
+    module, split = for_cpu(unsplit, split)
     types, shapes = result_types(module), [shape for shape, _ in result_types(module)]
     programs = [
         (xla.write_bytecode(module), own_devices(module), True), (xla.write_bytecode(split), devices, form != "hlo")
     ]  # fmt: skip
     loaded = []
     for program, count, shardy in programs:
-        there = xla.cpu_devices(count)
-        loaded.append((xla.compile_program(program, there, shardy=shardy), there))
-    refuse_large([(executable, len(there)) for executable, there in loaded], seconds)
+        virtual = xla.cpu_devices(count)
+        loaded.append((xla.compile_program(program, virtual, shardy=shardy), virtual))
+    refuse_large([(executable, len(virtual)) for executable, virtual in loaded], seconds)
     inputs = input_sets(module, seed, RUNS)
     narrowest, versions = narrowest_float(xla.element_types(module)), new_versions(module)
 
     def run(program: int, arrays: list[list[Any]]) -> Runs:
-        results = [xla.execute(*loaded[program], one, shapes) for one in arrays]
+        results = [xla.execute(*loaded[program], arguments, shapes) for arguments in arrays]
         return Runs(results, {k: [arrays[0][number] for number in numbers] for k, numbers in versions.items()})
 
-    shaken = run(0, [shake(one, narrowest, seed) for one in inputs])
+    shaken = run(0, [shake(arguments, narrowest, seed) for arguments in inputs])
     errors = result_errors([type_name(*kind) for kind in types], narrowest, run(0, inputs), shaken, run(1, inputs))
-    names = [type_name(*kind) for kind in result_types(given)]
+    names = [type_name(*kind) for kind in result_types(unsplit)]
     return [replace(error, type=name) for error, name in zip(errors, names, strict=True)]
 
 
-def for_cpu(one: Any, other: Any) -> tuple[Any, Any]:
+def for_cpu(module: Any, split: Any) -> tuple[Any, Any]:
     """Both modules on f32 if they compute in a narrower type and can be widened, and without products that XLA:CPU
     lacks."""
     from toast_cli import xla
     from toast_cli.emit.hlo import with_dense_products
 
-    one, other = map(with_dense_products, (one, other))
-    elements = xla.element_types(one) | {element for _, element in result_types(one)}
+    module, split = map(with_dense_products, (module, split))
+    elements = xla.element_types(module) | {element for _, element in result_types(module)}
     if not any(re.fullmatch(_NARROW, element) for element in elements):
-        return one, other
-    first, second = widened(one), widened(other)
+        return module, split
+    first, second = widened(module), widened(split)
     if first is None or second is None:
-        return one, other
-    return xla.parse_module(one.context, first), xla.parse_module(other.context, second)
+        return module, split
+    return xla.parse_module(module.context, first), xla.parse_module(split.context, second)
 
 
 def result_types(module: Any) -> list[tuple[tuple[int, ...], str]]:
@@ -150,8 +150,8 @@ def refuse_large(executables: list[tuple[Any, int]], seconds: float) -> None:
     needed = flops = 0.0
     for executable, devices in executables:
         memory = executable.get_compiled_memory_stats()
-        held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-        needed = max(needed, devices * held)
+        device_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+        needed = max(needed, devices * device_bytes)
         analysis = executable.cost_analysis()
         flops += RUNS * devices * max(float(analysis.get("flops", 0.0)), 0.0)
     free = free_bytes()
@@ -199,10 +199,10 @@ def widened(module: Any) -> str | None:
     return _NOTHING.sub(r"\1 \2", _TYPE.sub(r"\1f32", _CONSTANT.sub(_wide_constant, text)))
 
 
-def _wide_constant(found: re.Match[str]) -> str:
+def _wide_constant(match: re.Match[str]) -> str:
     """Rewrites a constant that is written as bits (a long list, infinities) to the bits of f32;
     others stay as printed."""
-    numbers, shape, element = found.groups()
+    numbers, shape, element = match.groups()
     narrow = dtype_of(element)
     if numbers.startswith('"'):
         wide = np.frombuffer(bytes.fromhex(numbers[3:-1]), narrow).astype(np.float32)
@@ -272,34 +272,36 @@ class Runs:
     before: dict[int, list[Array]]
 
 
-def result_errors(types: list[str], narrowest: str, expected: Runs, shaken: Runs, found: Runs) -> list[ResultError]:
+def result_errors(
+    types: list[str], narrowest: str, expected: Runs, shaken: Runs, partitioned: Runs
+) -> list[ResultError]:
     """Judges every result.
 
     Args:
         types: [results] as `f32[8,16]`. narrowest: the narrowest floating-point type computed in.
-        expected, shaken: of the whole program, on the inputs and on shaken ones. found: of the partitioned program.
+        expected, shaken: of the whole program, on the inputs and on shaken ones. partitioned: of the other one.
     """
-    return [worst_look(k, kind, narrowest, expected, shaken, found) for k, kind in enumerate(types)]
+    return [worst_look(k, kind, narrowest, expected, shaken, partitioned) for k, kind in enumerate(types)]
 
 
-def worst_look(index: int, kind: str, narrowest: str, expected: Runs, shaken: Runs, found: Runs) -> ResultError:
+def worst_look(index: int, kind: str, narrowest: str, expected: Runs, shaken: Runs, partitioned: Runs) -> ResultError:
     """The comparison of one result that exceeds its tolerance the most."""
     element = kind.partition("[")[0].removeprefix("complex<").removesuffix(">")
     size = max(largest(run[index]) for run in expected.results)
-    taken: list[tuple[str, float, float]] = []
-    for (what, a), (_, trembling), (_, b) in zip(
-        looks(expected, index), looks(shaken, index), looks(found, index), strict=True
+    judged: list[tuple[str, float, float]] = []
+    for (name, a), (_, trembling), (_, b) in zip(
+        looks(expected, index), looks(shaken, index), looks(partitioned, index), strict=True
     ):
         rounded = _ULPS * _EPSILON.get(element, _NARROWER_EPSILON) * size / (largest(a) or 1.0)
-        floor = 0.0 if what == "value" else rounded
+        floor = 0.0 if name == "value" else rounded
         least, error = tolerance_of(element, narrowest) + floor, relative_error(a, b)
         allowed = max(least, _SHAKEN * relative_error(a, trembling) + floor)
         if least < _SWAMPED and (allowed < _SWAMPED or error <= least):
-            taken.append((what, error, allowed))
-    if not taken:
+            judged.append((name, error, allowed))
+    if not judged:
         return ResultError(index, kind, "value", 0.0, float("inf"), ())
-    what, error, allowed = max(taken, key=lambda look: excess(look[1], look[2]))
-    return ResultError(index, kind, what, error, allowed, tuple(dict.fromkeys(look[0] for look in taken)))
+    name, error, allowed = max(judged, key=lambda look: excess(look[1], look[2]))
+    return ResultError(index, kind, name, error, allowed, tuple(dict.fromkeys(look[0] for look in judged)))
 
 
 def looks(runs: Runs, index: int) -> Iterator[tuple[str, Array]]:
@@ -343,21 +345,21 @@ def excess(error: float, allowed: float) -> float:
     return error / allowed if allowed else float("inf") if error else 0.0
 
 
-def relative_error(expected: Array, found: Array) -> float:
+def relative_error(expected: Array, actual: Array) -> float:
     """Largest difference over the largest finite absolute value; infinities and NaNs must be equal in both."""
-    a, b = wide(expected), wide(found)
+    a, b = wide(expected), wide(actual)
     finite = np.isfinite(a)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(b[finite]).all():
         return float("inf")
     if not finite.any():
         return 0.0
-    return float(apart(a[finite], b[finite]).max()) / (largest(a) or 1.0)
+    return float(differences(a[finite], b[finite]).max()) / (largest(a) or 1.0)
 
 
 def largest(array: Array) -> float:
     """The largest finite absolute value; 0 if there is none."""
-    given = wide(array)
-    numbers = np.abs(given.astype(np.float64) if given.dtype.kind in "iub" else given)
+    wide_array = wide(array)
+    numbers = np.abs(wide_array.astype(np.float64) if wide_array.dtype.kind in "iub" else wide_array)
     finite = numbers[np.isfinite(numbers)]
     return float(finite.max()) if finite.size else 0.0
 
@@ -372,7 +374,7 @@ def wide(array: Array) -> Array:
     return array if array.dtype.kind in "iu" else array.astype(np.float64)
 
 
-def apart(a: Array, b: Array) -> Array:
+def differences(a: Array, b: Array) -> Array:
     """Absolute differences in double precision: booleans cannot be subtracted, and small integers wrap around.
 
     Different 64-bit integers never count as equal.
@@ -384,9 +386,9 @@ def apart(a: Array, b: Array) -> Array:
 
 def narrowest_float(elements: set[str]) -> str:
     """Of element types as MLIR prints them, the floating-point type with the fewest digits; f64 if there is none."""
-    floats = {element.removeprefix("complex<").removesuffix(">") for element in elements}
-    known = [element for element in floats if element.startswith(("f", "bf"))]
-    return max(known, key=lambda element: TOLERANCES.get(element, NARROWER), default="f64")
+    scalars = {element.removeprefix("complex<").removesuffix(">") for element in elements}
+    floats = [element for element in scalars if element.startswith(("f", "bf"))]
+    return max(floats, key=lambda element: TOLERANCES.get(element, NARROWER), default="f64")
 
 
 # ---------------------------------------------------------------- random inputs
@@ -455,8 +457,8 @@ def indexed(user: Any, operand: int) -> Iterator[int]:
 
 def listed(dimension_numbers: Any, name: str) -> list[int]:
     """The dimensions in one field of a dimension-numbers attribute, whose text omits empty fields."""
-    found = re.search(rf"\b{name} = \[([\d, ]+)\]", str(dimension_numbers))
-    return [int(part) for part in found[1].split(",")] if found else []
+    match = re.search(rf"\b{name} = \[([\d, ]+)\]", str(dimension_numbers))
+    return [int(part) for part in match[1].split(",")] if match else []
 
 
 def readers(value: Any) -> Iterator[tuple[Any, int]]:
@@ -480,24 +482,24 @@ def new_versions(module: Any) -> dict[int, tuple[int, ...]]:
     number = {argument: k for k, argument in enumerate(arguments)}
     donated = aliases(main, len(arguments))
     returned = list(main.entry_block.operations)[-1].operands
-    found: dict[int, tuple[int, ...]] = {}
+    versions: dict[int, tuple[int, ...]] = {}
     for result, value in enumerate(returned):
         reached = {number[origin] for origin in origins(value) if origin in number and origin.type == value.type}
         reached |= {k for k, alias in donated.items() if alias == result and arguments[k].type == value.type}
         if reached:
-            found[result] = tuple(sorted(reached))
-    return found
+            versions[result] = tuple(sorted(reached))
+    return versions
 
 
 def aliases(main: Any, count: int) -> dict[int, int]:
     """Argument number -> number of the result that aliases its buffer."""
     attributes = list(main.attributes["arg_attrs"]) if "arg_attrs" in main.attributes else [{}] * count
     results = len(main.type.results)
-    found = {
-        k: foreign.integer(one, "tf.aliasing_output", partial("argument {}".format, k), least=0, most=results - 1)
-        for k, one in enumerate(attributes)
+    result_of = {
+        k: foreign.integer(attribute, "tf.aliasing_output", partial("argument {}".format, k), least=0, most=results - 1)
+        for k, attribute in enumerate(attributes)
     }
-    return {k: number for k, number in found.items() if number is not None}
+    return {k: number for k, number in result_of.items() if number is not None}
 
 
 def origins(value: Any) -> list[Any]:
@@ -511,8 +513,8 @@ def origins(value: Any) -> list[Any]:
             continue  # an element of its result depends on others than those at its index
         shape = xla.shape_and_element_type(operation.results[0].type)
         for operand in operation.operands:
-            found = xla.shape_and_element_type(operand.type)
-            if operand not in seen and found and shape and found[0] == shape[0]:
+            kind = xla.shape_and_element_type(operand.type)
+            if operand not in seen and kind and shape and kind[0] == shape[0]:
                 seen.add(operand)
                 waiting.append(operand)
     return list(seen)

@@ -220,13 +220,13 @@ class _Walk:
 
     def _spread(self, nodes: Nodes) -> dict[str, _Spread]:
         """Collectives inside fusions, by channel."""
-        found: dict[str, _Spread] = {}
+        spread: dict[str, _Spread] = {}
         for node in nodes.values():
             inner = node.called("calls") if node.opcode == "fusion" else ""
             for channel, collective in [] if inner.startswith(HIDDEN_REDUCE_SCATTER) else self._fused(inner):
-                known = found.get(channel, _Spread(collective, node.name, node.name))
-                found[channel] = replace(known, last=node.name)
-        return found
+                begun = spread.get(channel, _Spread(collective, node.name, node.name))
+                spread[channel] = replace(begun, last=node.name)
+        return spread
 
     def _fused(self, name: str) -> list[tuple[str, _Collective]]:
         """The collectives in a fused computation, each with its channel."""

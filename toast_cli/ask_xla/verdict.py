@@ -81,7 +81,7 @@ class Judge:
     by_name: bool = False
 
 
-def choose_judge(spec: Spec | None, asked: str | None, option: str) -> Judge:
+def choose_judge(spec: Spec | None, choice: str | None, option: str) -> Judge:
     """The compiler that checks a program for this machine.
 
     Args:
@@ -91,15 +91,15 @@ def choose_judge(spec: Spec | None, asked: str | None, option: str) -> Judge:
     Raises `MissingExtraError` or `UsageError` if the user asks for the chips' own compiler and it cannot be used.
     """
     if spec is None:
-        return Judge(by_name=asked is not None)
+        return Judge(by_name=choice is not None)
     how = f"{option} {spec.chip.platform} asks the real one"
     try:
-        target = target_of(spec, None if asked == "cpu" else asked, option)
+        target = target_of(spec, None if choice == "cpu" else choice, option)
     except (MissingExtraError, UsageError) as error:
-        if asked not in (None, "cpu"):
+        if choice not in (None, "cpu"):
             raise
-        return Judge(None, how if isinstance(error, MissingExtraError) else error.what, asked is not None)
-    return Judge(None, how, True) if asked == "cpu" else Judge(target, "", asked is not None)
+        return Judge(None, how if isinstance(error, MissingExtraError) else error.what, choice is not None)
+    return Judge(None, how, True) if choice == "cpu" else Judge(target, "", choice is not None)
 
 
 def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, Dialect, dict[str, int]]:
@@ -157,24 +157,26 @@ def verify(
     target, unasked = judge.target, judge.unasked
     if target is not None:
         compiled = compile_for(program, form, target)
-        found: list[CompiledCollective] | Failure
+        compiled_collectives: list[CompiledCollective] | Failure
         if not isinstance(compiled, Failure):
-            found = collectives_in(compiled.hlo_text, tuple(axes), tuple(axes.values()))
+            compiled_collectives = collectives_in(compiled.hlo_text, tuple(axes), tuple(axes.values()))
         else:
-            found = compiled
+            compiled_collectives = compiled
             if not judge.by_name and not out_of_memory(compiled):
                 unasked = f"XLA:{target.platform.upper()} did not compile it: {compiled.reason}"
                 target = None
         memory = check_memory(compiled, promises)
     # XLA:TPU takes collectives between slices apart into several inside them and one between them.
-    if target is None or (target.slices > 1 and not isinstance(found, Failure)):
-        found = collectives_after_partitioning(program, form, axes)
-        promises = promises and replace(promises, collectives=[one.as_written() for one in promises.collectives])
+    if target is None or (target.slices > 1 and not isinstance(compiled_collectives, Failure)):
+        compiled_collectives = collectives_after_partitioning(program, form, axes)
+        promises = promises and replace(
+            promises, collectives=[promise.as_written() for promise in promises.collectives]
+        )
     if target is None:
         memory = CheckedPart(
             "memory", "unchecked", "only a compiler for the real chips can judge it: --compiler tpu or gpu"
         )
-    parts = [check_collectives(found, axes, promises), memory]
+    parts = [check_collectives(compiled_collectives, axes, promises), memory]
     if original is not None:
         parts.insert(0, check_numbers(original, program, form, prod(axes.values())))
     return Verdict(target.label if target else "cpu", parts, unasked)
@@ -205,16 +207,16 @@ def check_numbers(original: bytes, program: bytes, form: Dialect, devices: int) 
 
 
 def check_collectives(
-    found: list[CompiledCollective] | Failure, axes: dict[str, int], promises: Promises | None
+    compiled: list[CompiledCollective] | Failure, axes: dict[str, int], promises: Promises | None
 ) -> CheckedPart:
     """Compares the collectives of the compiled module with the promised ones."""
-    if isinstance(found, Failure):
-        outcome: VerdictOutcome = "disagreed" if out_of_memory(found) else "unchecked"
-        return CheckedPart("collectives", outcome, f"did not compile: {found.reason}")
-    compared = compare_traffic(promises.collectives if promises else [], found, axes)
+    if isinstance(compiled, Failure):
+        outcome: VerdictOutcome = "disagreed" if out_of_memory(compiled) else "unchecked"
+        return CheckedPart("collectives", outcome, f"did not compile: {compiled.reason}")
+    compared = compare_traffic(promises.collectives if promises else [], compiled, axes)
     facts = {"collectives": [asdict(row) for row in compared.rows]}
     if promises is None:
-        text = f"{len(found)} in the compiled program; promises are in the report (--report)"
+        text = f"{len(compiled)} in the compiled program; promises are in the report (--report)"
         return CheckedPart("collectives", "unchecked", text, facts)
     facts["differences"] = [asdict(difference) for difference in compared.differences]
     return CheckedPart("collectives", *judged_traffic(compared), facts)
@@ -222,23 +224,23 @@ def check_collectives(
 
 def judged_traffic(compared: TrafficComparison) -> tuple[VerdictOutcome, str]:
     """The verdict on a comparison, and its reason."""
-    whole = max(compared.promised_bytes, compared.compiled_bytes)
-    if not whole:
+    larger = max(compared.promised_bytes, compared.compiled_bytes)
+    if not larger:
         return "agreed", "none promised, none compiled"
     largest = max(compared.extra_bytes, compared.missing_bytes)
-    if largest <= TRAFFIC_TOLERANCE * whole:
+    if largest <= TRAFFIC_TOLERANCE * larger:
         return (
             "agreed",
-            f"{100 * compared.share:.1f} % of the {format_bytes(whole)} that each device sends are as promised",
+            f"{100 * compared.share:.1f} % of the {format_bytes(larger)} that each device sends are as promised",
         )
     if largest < SMALL_BYTES:
-        return "unchecked", f"too small to judge: each device sends {format_bytes(whole)} a step"
-    kept = [
+        return "unchecked", f"too small to judge: each device sends {format_bytes(larger)} a step"
+    excesses = [
         f"{format_bytes(size)} {word}" for size, word in (
             (compared.extra_bytes, "more than promised"), (compared.missing_bytes, "of the promised are missing"),
-        ) if size > TRAFFIC_TOLERANCE * whole
+        ) if size > TRAFFIC_TOLERANCE * larger
     ]  # fmt: skip
-    return "disagreed", f"each device sends {format_bytes(compared.compiled_bytes)}: {' and '.join(kept)}"
+    return "disagreed", f"each device sends {format_bytes(compared.compiled_bytes)}: {' and '.join(excesses)}"
 
 
 def check_memory(compiled: Answer | Failure, promises: Promises | None) -> CheckedPart:
@@ -337,22 +339,22 @@ class TrafficComparison:
     @property
     def share(self) -> float:
         """Fraction of the larger of promised and compiled bytes that agrees in kind and axes."""
-        whole = max(self.promised_bytes, self.compiled_bytes)
-        return 1.0 - max(self.extra_bytes, self.missing_bytes) / whole if whole else 1.0
+        larger = max(self.promised_bytes, self.compiled_bytes)
+        return 1.0 - max(self.extra_bytes, self.missing_bytes) / larger if larger else 1.0
 
 
 def compare_traffic(
-    promised: Iterable[CollectiveFacts], found: Iterable[CompiledCollective], mesh: dict[str, int]
+    promised: Iterable[CollectiveFacts], compiled: Iterable[CompiledCollective], mesh: dict[str, int]
 ) -> TrafficComparison:
     """Compares promised and compiled collectives on a mesh (axis -> size)."""
     order = list(mesh)
     sides: tuple[dict[Key, list[Flow]], dict[Key, list[Flow]]] = (defaultdict(list), defaultdict(list))
     flows = (
         [CompiledCollective(p.kind, tuple(p.axes), p.bytes, p.count, "", p.location) for p in promised],
-        [replace(one, location=place_of(one)) for one in found],
+        [replace(promised_flows, location=place_of(promised_flows)) for promised_flows in compiled],
     )
-    for side, given in zip(sides, flows, strict=True):
-        for flow in given:
+    for side, flows_of_side in zip(sides, flows, strict=True):
+        for flow in flows_of_side:
             axes = tuple(sorted(flow.axes, key=lambda axis: order.index(axis) if axis in order else len(order)))
             for step in one_axis_steps(replace(flow, axes=axes), mesh):
                 side[key_of(step)].append(step)
@@ -362,16 +364,19 @@ def compare_traffic(
     for key in dict.fromkeys([*sides[0], *sides[1]]):
         if not sides[0][key] and not sides[1][key]:
             continue
-        one, other = sides[0][key], sides[1][key]
-        sums = [(sum(f.bytes * f.count for f in flows), sum(f.count for f in flows)) for flows in (one, other)]
-        rows.append(Traffic((one or other)[0].axes, key[0], *sums[0], *sums[1]))
-        sent = [sum(sent_bytes(f, mesh) for f in flows) for flows in (one, other)]
+        promised_flows, compiled_flows = sides[0][key], sides[1][key]
+        sums = [
+            (sum(f.bytes * f.count for f in flows), sum(f.count for f in flows))
+            for flows in (promised_flows, compiled_flows)
+        ]
+        rows.append(Traffic((promised_flows or compiled_flows)[0].axes, key[0], *sums[0], *sums[1]))
+        sent = [sum(sent_bytes(f, mesh) for f in flows) for flows in (promised_flows, compiled_flows)]
         totals["promised"] += sent[0]
         totals["compiled"] += sent[1]
         totals["extra"] += max(0.0, sent[1] - sent[0])
         totals["missing"] += max(0.0, sent[0] - sent[1])
         if abs(sent[0] - sent[1]) > _SAME * max(sent):
-            differences += unmatched(one, other, mesh)
+            differences += unmatched(promised_flows, compiled_flows, mesh)
     return TrafficComparison(
         sorted(rows, key=lambda row: -max(row.promised_bytes, row.compiled_bytes)),
         sorted(differences, key=lambda difference: -difference.sent_bytes),
@@ -379,10 +384,10 @@ def compare_traffic(
     )  # fmt: skip
 
 
-def scatter_as_compiled(promised: dict[Key, list[Flow]], found: dict[Key, list[Flow]], mesh: dict[str, int]) -> None:
+def scatter_as_compiled(promised: dict[Key, list[Flow]], compiled: dict[Key, list[Flow]], mesh: dict[str, int]) -> None:
     """Turns promised all-reduces that were compiled as reduce-scatters into reduce-scatters."""
     runs: dict[tuple[Key, int], float] = defaultdict(float)  # compiled and not promised
-    for side, sign in ((found, 1), (promised, -1)):
+    for side, sign in ((compiled, 1), (promised, -1)):
         for key, flows in side.items():
             for flow in flows:
                 runs[key, flow.bytes] += sign * flow.count
@@ -403,10 +408,10 @@ def key_of(flow: Flow) -> Key:
     return flow.kind, flow.axes
 
 
-def place_of(found: CompiledCollective) -> str:
+def place_of(collective: CompiledCollective) -> str:
     """The source location in a report's notation."""
-    path = op_path(found.name)
-    return f"{found.location} ({path})" if found.location and path else found.location or path
+    path = op_path(collective.name)
+    return f"{collective.location} ({path})" if collective.location and path else collective.location or path
 
 
 def one_axis_steps(flow: Flow, mesh: dict[str, int]) -> Iterator[Flow]:
@@ -440,12 +445,12 @@ def sent_bytes(flow: Flow, mesh: dict[str, int]) -> float:
     return flow.bytes * flow.count * factor
 
 
-def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> list[TrafficDifference]:
+def unmatched(promised: list[Flow], compiled: list[Flow], mesh: dict[str, int]) -> list[TrafficDifference]:
     """The collectives of one kind and axes that remain when equal ones are removed from both lists: first those of one
     source line, then those of one size."""
     left: tuple[Counts, Counts] = (defaultdict(float), defaultdict(float))
     places: dict[tuple[int, str], str] = {}
-    for side, flows in zip(left, (promised, found), strict=True):
+    for side, flows in zip(left, (promised, compiled), strict=True):
         for flow in flows:
             line = flow.location.partition(" ")[0]
             side[flow.bytes, line] += flow.count
@@ -455,7 +460,7 @@ def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> 
     for key in list(left[0]):
         for other in [k for k in left[1] if k[0] == key[0]]:
             strike(left[0], left[1], key, other)
-    example = (promised or found)[0]
+    example = (promised or compiled)[0]
     sides: tuple[tuple[OnlyIn, Counts], ...] = (("missing", left[0]), ("extra", left[1]))
     return [
         TrafficDifference(side, example.kind, example.axes, size, count, places[size, line],
@@ -466,8 +471,8 @@ def unmatched(promised: list[Flow], found: list[Flow], mesh: dict[str, int]) -> 
     ]  # fmt: skip
 
 
-def strike(one: Counts, other: Counts, key: tuple[int, str], match: tuple[int, str]) -> None:
+def strike(first: Counts, second: Counts, key: tuple[int, str], match: tuple[int, str]) -> None:
     """Removes the common count from both sides."""
-    common = min(one[key], other[match])
-    one[key] -= common
-    other[match] -= common
+    common = min(first[key], second[match])
+    first[key] -= common
+    second[match] -= common

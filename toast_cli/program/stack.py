@@ -93,8 +93,8 @@ def find_stack(program: Program) -> Stack:
     stacks = [stack for stack in (_scanned(program), _unrolled(program)) if stack is not None]
     if not stacks:
         hint = "stages need a training step that scans over layers, or whose weights' paths number the layers"
-        what = "the program has no stack of equal layers with a backward pass"
-        raise UsageError(what, where="--pipeline", hint=hint)
+        reason = "the program has no stack of equal layers with a backward pass"
+        raise UsageError(reason, where="--pipeline", hint=hint)
     return max(stacks, key=lambda stack: sum(program.values[v].bytes for v in stack.weights))
 
 
@@ -205,17 +205,17 @@ def _readers(program: Program, value: int) -> Iterator[tuple[int, int]]:
 def _first_use(program: Program, weight: int) -> int:
     """The first op that depends on an input and reads a weight, or what is made of weights alone (`1 + scale`); -1 for
     none. It is in the forward pass: an optimizer's weight decay does not depend on inputs."""
-    dependent, found = dependent_values(program), list[int]()
+    dependent, readers = dependent_values(program), list[int]()
     waiting, seen = [weight], {weight}
     while waiting:
         for number, _ in program.users[waiting.pop()]:
             results = program.ops[number].results
             if dependent.intersection(results):
-                found.append(number)
+                readers.append(number)
             else:
                 waiting += [value for value in results if value not in seen]
                 seen.update(results)
-    return min(found, default=-1)
+    return min(readers, default=-1)
 
 
 def _dimensions(program: Program, weight: int, view: int, dim: int) -> Iterator[tuple[tuple[int, ...], int]]:
