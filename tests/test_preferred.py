@@ -61,7 +61,7 @@ def test_a_strategy_within_the_margin_is_taken(
     peak = evaluator.problem.mesh.limit_bytes if memory == NEARLY_ALL else memory * best.cost.peak_bytes
     result = found(evaluator, other, seconds=seconds, peak_bytes=peak, fits=fits)
     _, taken = preferred((evaluator, result))
-    assert taken.known_as == (best.name if is_taken else "")
+    assert taken.strategy == (best.name if is_taken else "")
     assert taken.plan == (best.plan if is_taken else other)
     assert taken.fastest == ((evaluator.problem, other, result.cost) if is_taken else None)
 
@@ -106,7 +106,7 @@ def test_of_known_strategies_the_simplest_is_taken(
     monkeypatch.setattr(evaluator, "exact_cost", lambda plan: costs[plan])
     fastest = replace(cost, compute_seconds=1.0 / 1.04 if slower < 0 else 1.0)
     result = SearchResult((), fastest, True, 100, 50, 1.0, "iterations")
-    assert preferred((evaluator, result))[1].known_as == ("fsdp" if is_taken else other)
+    assert preferred((evaluator, result))[1].strategy == ("fsdp" if is_taken else other)
 
 
 def test_what_would_fill_the_memory_is_not_preferred(evaluator: Evaluator) -> None:
@@ -140,7 +140,7 @@ def test_who_says_what_is_best_gets_it() -> None:
     assert fastest.result.fastest is None
     assert fastest.result.cost.step_seconds <= by_default.result.cost.step_seconds
     said = [note for note in by_default.report.analysis.notes if "--minimise step_time" in note]
-    assert len(said) == bool(by_default.result.known_as)
+    assert len(said) == bool(by_default.result.strategy)
 
 
 def test_a_known_strategy_takes_no_tactic_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_the_shortest_plan_on_any_mesh_is_taken(monkeypatch: pytest.MonkeyPatch,
     result = found(two, strategy(two.problem, "fsdp x megatron"), seconds=seconds, peak_bytes=cost.peak_bytes)
     evaluator, taken = preferred((two, result), [(one, other)])
     assert (evaluator is one) == is_taken
-    assert not taken.known_as
+    assert not taken.strategy
     notes = build_report(load(path), evaluator, taken, "mcts", 0).analysis.notes
     assert any("decisions on data=8,model=2 that is predicted 4.3% faster" in note for note in notes) == is_taken
 
@@ -182,7 +182,7 @@ def test_a_bound_on_an_axis_is_read_on_the_mesh_that_has_it() -> None:
     best = min(strategies, key=lambda known: known.rank)
     result = found(two, strategy(two.problem, "fsdp x megatron"), seconds=best.cost.step_seconds, peak_bytes=1e6)
     evaluator, taken = preferred((two, result), [(one, result)])
-    assert evaluator is one and taken.known_as == "data-parallel"
+    assert evaluator is one and taken.strategy == "data-parallel"
 
 
 @pytest.mark.parametrize(("mesh", "exchanged"), [("v5e-16", True), ("v4-32", False)])

@@ -82,7 +82,7 @@ def test_a_faster_strategy_that_does_not_fit_is_named(evaluator: Evaluator) -> N
     text = why(evaluator, result, {"data-parallel": fast, "fsdp": slow})
     assert text.startswith("This plan is 3.8% faster than fsdp, the fastest listed strategy that fits: ")
     assert text.endswith(" data-parallel is faster, but does not surely fit.")
-    assert why(evaluator, replace(result, known_as="zero2"), {"fsdp": slow}).startswith("This plan (zero2) is 3.8% ")
+    assert why(evaluator, replace(result, strategy="zero2"), {"fsdp": slow}).startswith("This plan (zero2) is 3.8% ")
     text = why(evaluator, result, {"data-parallel": fast})
     assert "% slower than data-parallel, the fastest listed strategy (none surely fits): " in text
     assert not text.endswith("fit.")
@@ -103,7 +103,7 @@ def test_a_known_strategy_needs_no_words(evaluator: Evaluator) -> None:
 
 def test_a_strategy_without_what_changes_nothing_is_not_compared_with_itself(evaluator: Evaluator) -> None:
     strategies = {"fsdp": known(evaluator, "fsdp", replace(COST, peak_bytes=101 * MIB))}
-    assert not why(evaluator, replace(found((), COST), known_as="fsdp"), strategies)
+    assert not why(evaluator, replace(found((), COST), strategy="fsdp"), strategies)
 
 
 def test_the_parts_account_for_the_whole_difference(evaluator: Evaluator) -> None:

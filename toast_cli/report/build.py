@@ -114,7 +114,7 @@ def build_report(
             [_decision(source, problem, d) for d in result.plan],
             summary(problem, result.plan),
             fixed=len(problem.fixed),
-            strategy=result.known_as,
+            strategy=result.strategy,
             why=why(evaluator, result, labelled),
         ),
         _predicted(source, evaluator, result),
@@ -415,7 +415,7 @@ def _passed_over(problem: Problem, result: SearchResult) -> list[str]:
     why = "that one may not fit" if is_tight else f"predictions err by about {MARGIN:.0%}"
     own_count, count = (f" of {format_plural(len(decisions), 'decision')}" for decisions in (result.plan, plan))
     preferred, faster = (
-        (result.known_as, "another plan") if result.known_as else ("this plan" + own_count, "a plan" + count)
+        (result.strategy, "another plan") if result.strategy else ("this plan" + own_count, "a plan" + count)
     )
     other = summary(problem, plan)
     faster = strategy_label(faster, "", other_shape(problem.mesh, mesh))

@@ -347,8 +347,8 @@ def comparison(report: Report, width: int) -> RenderableType:
     figures = this.step_seconds, this.peak_bytes
     others = {strategy_label(name, facts.axes, facts.mesh): facts for name, facts in report.baselines.items()}
     alike = next((k for k, facts in others.items() if (facts.step_seconds, facts.peak_bytes) == figures), "")
-    known_as = alike or report.plan.strategy
-    own = f"this plan ({known_as})" if known_as else "this plan"
+    strategy = alike or report.plan.strategy
+    own = f"this plan ({strategy})" if strategy else "this plan"
     others.pop(alike, None)
     columns = [
         ("", "fold"), ("step time", "right"), ("", "right"), ("compute", "right"), ("communication", "right"),

@@ -319,13 +319,13 @@ def why(evaluator: Evaluator, result: SearchResult, known: Mapping[str, PricedSt
     limit = surely_fitting_bytes(problem.program, problem.mesh)
     fitting = [name for name in seconds if known[name].cost.peak_bytes <= limit]
     first, name = min(seconds, key=lambda name: seconds[name]), min(fitting or seconds, key=lambda name: seconds[name])
-    if name == result.known_as:  # but for decisions that change nothing
+    if name == result.strategy:  # but for decisions that change nothing
         return ""
     change = cost.step_seconds / seconds[name] - 1
     speed = f"{format_percent(abs(change))} {'faster' if change < 0 else 'slower'} than"
     which = "that fits" if fitting else "(none surely fits)"
     text = (
-        f"This plan{f' ({result.known_as})' if result.known_as else ''} is "
+        f"This plan{f' ({result.strategy})' if result.strategy else ''} is "
         f"{speed if abs(change) > NO_EFFECT else 'as fast as'} {name}, the fastest listed strategy {which}: "
         f"{', '.join(_differences(evaluator, result, known[name]))}."
     )

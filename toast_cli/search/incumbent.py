@@ -53,7 +53,7 @@ class SearchResult:
     "iterations", "plateau", "interrupted" or "hopeless". seen: the best plans evaluated, `Budget.keep` of them.
     fastest: the plan that the search found, on which problem and at what cost, if another plan was preferred (see
     `tactics.strategies`).
-    known_as: the strategy that was preferred, if it is one.
+    strategy: the known strategy that was preferred, if it is one.
     """
 
     plan: Plan
@@ -65,7 +65,7 @@ class SearchResult:
     stopped: str
     seen: tuple[Plan, ...] = ()
     fastest: tuple[Problem, Plan, Cost] | None = None
-    known_as: str = ""
+    strategy: str = ""
 
 
 class OutOfBudget(Exception):  # noqa: N818 - not an error: it ends a search from within

@@ -186,7 +186,7 @@ def preferred(best: PricedResult, elsewhere: Iterable[PricedResult] = ()) -> Pri
     if (taken is result and plan == result.plan) or not _Tolerance(evaluator).allows(cost, result.cost):
         return best
     fastest = best[0].problem, result.plan, result.cost
-    return evaluator, replace(taken, plan=plan, cost=cost, known_as=name, fastest=fastest)
+    return evaluator, replace(taken, plan=plan, cost=cost, strategy=name, fastest=fastest)
 
 
 def _adds_to(problem: Problem, plan: Plan) -> bool:
@@ -218,7 +218,7 @@ def with_batch_over_data(evaluator: Evaluator, result: SearchResult) -> SearchRe
     problem, plan, mesh = evaluator.problem, result.plan, evaluator.problem.mesh
     groups = problem.dimensions.groups
     batch = next((d.axis for d in plan if isinstance(d, Shard) and groups[d.group].role == "batch"), None)
-    if batch is None or problem.names_axes or result.known_as or "data" not in mesh.names:
+    if batch is None or problem.names_axes or result.strategy or "data" not in mesh.names:
         return result
     data = mesh.names.index("data")
     if mesh.sizes[batch] != mesh.sizes[data]:
