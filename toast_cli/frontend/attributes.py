@@ -76,8 +76,8 @@ def parsed(written: str, name: str, kind: Any, place: Locator) -> Any:
 
 def of_kind(attribute: Any, name: str, kind: Any, place: Locator) -> Any:
     """The attribute as one of Shardy's or MLIR's classes."""
-    known = kind.isinstance(attribute) if hasattr(kind, "isinstance") else isinstance(attribute, kind)
-    if not known:
+    matches = kind.isinstance(attribute) if hasattr(kind, "isinstance") else isinstance(attribute, kind)
+    if not matches:
         raise wrong_kind(attribute, name, f"an attribute of class {kind.__name__}", place)
     return kind(attribute)
 
@@ -112,17 +112,17 @@ BEFORE = (
 
 def bind_effects(module: Any) -> None:
     """Binds every operation with effects and without a device to device 0."""
-    found = [
+    unplaced = [
         operation
         for operation in operations_in(module, outside=REGION)
         if operation.name in EFFECTS and has_effect(operation) and SHARDING not in operation.attributes
     ]
-    if not found:
+    if not unplaced:
         return
     name = free_symbol(module, "maximal_mesh_0")
     with module.context:
         declare_mesh(module, name, ir.Attribute.parse("#sdy.mesh<[], device_ids=[0]>"))
-        for operation in found:
+        for operation in unplaced:
             places = ", ".join([f"<@{name}, []>"] * max(1, len(operation.results)))
             operation.attributes[SHARDING] = ir.Attribute.parse(f"#sdy.sharding_per_value<[{places}]>")
 
@@ -181,10 +181,10 @@ def first_error(error: Exception) -> tuple[str, str]:
         place = _MLIR_PLACE.search(str(diagnostics[0].location))
         return (f"{place[1]}:{place[2]}" if place else "", _one_line(str(diagnostics[0].message)))
     text = str(error)
-    found = _HLO_ERROR.findall(text)
-    if found:
+    errors = _HLO_ERROR.findall(text)
+    if errors:
         # The parser reports its attempts; one that ends in a colon only introduces the next.
-        line, column, message = next((f for f in found if not f[2].endswith(":")), found[0])
+        line, column, message = next((f for f in errors if not f[2].endswith(":")), errors[0])
         return f"{line}:{column}", message.split(", error: ")[-1]
     if "conversion error" in text:  # how the bindings put it
         return "", "a name in it is not text"
@@ -201,11 +201,11 @@ def place_of(operation: Any, path: str) -> str:
     """The location of an operation:
     `model.py:12:4` if the program records it, else its line in the file, else the file.
     """
-    found = _FILE_PLACE.search(str(operation.location))
-    if not found:
+    match = _FILE_PLACE.search(str(operation.location))
+    if not match:
         return path
-    file = path if found[1] == "-" else found[1]
-    return printable(":".join(part for part in (file, found[2], found[3]) if part))
+    file = path if match[1] == "-" else match[1]
+    return printable(":".join(part for part in (file, match[2], match[3]) if part))
 
 
 # ---------------------------------------------------------------- splat constants
@@ -218,7 +218,7 @@ _DISTINGUISHING = frozenset(["value", "comparison_direction", "compare_type"])  
 def merge_scalars(root: Any) -> None:
     """Makes equal scalar operations of a block one. Constants, and bias corrections that an optimizer computes for each
     weight, are a fifth of the operations of a training step, and have no dimension that a plan could split."""
-    known: dict[Any, Any] = {}
+    scalars: dict[Any, Any] = {}
     for operation in operations_in(root):
         constant = operation.name == _CONSTANT
         if not (constant or kind_of(operation.name).elementwise) or len(operation.results) != 1:
@@ -233,7 +233,7 @@ def merge_scalars(root: Any) -> None:
             continue
         attributes = tuple([operation.attributes[name] for name in names])
         key = (operation.block, operation.name, kind, tuple(operation.operands), names, attributes)
-        first = known.setdefault(key, operation)
+        first = scalars.setdefault(key, operation)
         if first is not operation:
             operation.results[0].replace_all_uses_with(first.results[0])
             operation.erase()
@@ -261,8 +261,8 @@ def is_splat(operation: Any) -> bool:
     return operation.name == _CONSTANT and xla.constant_number(operation) is not None
 
 
-def splat_of(number: str, kind: Any, at: Any) -> Any:
+def splat_of(number: str, kind: Any, ip: Any) -> Any:
     """A constant at an insertion point; every element is one number, given as text (see `xla.constant_number`)."""
-    made = ir.Operation.parse(f'"{_CONSTANT}"() {{value = dense<{number}> : {kind}}} : () -> {kind}')
-    at.insert(made)
-    return made.results[0]
+    constant = ir.Operation.parse(f'"{_CONSTANT}"() {{value = dense<{number}> : {kind}}} : () -> {kind}')
+    ip.insert(constant)
+    return constant.results[0]

@@ -18,8 +18,8 @@ from toast_cli.frontend.attributes import place_of
 from toast_cli.frontend.shardings import (
     MANUAL_REGION,
     AnnotatedSharding,
+    Annotation,
     Axes,
-    Kept,
     MeshAxes,
     OperandOfOp,
     mesh_axes,
@@ -50,14 +50,14 @@ class AnnotatedConstraint:
 
 
 def constraints_on(
-    records: Iterable[Kept], axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
+    records: Iterable[Annotation], axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
 ) -> tuple[list[AnnotatedConstraint], list[str]]:
     """The records in axes of a mesh of more than one device, and a notice about those that these cannot express.
 
     Raises `InputError` when a record names an axis that the mesh does not have, or has with another size.
     """
-    found: list[AnnotatedConstraint] = []
-    left_out: list[Kept] = []
+    constraints: list[AnnotatedConstraint] = []
+    left_out: list[Annotation] = []
     wide = {name for name, size in zip(axis_names, axis_sizes, strict=True) if size > 1}
     for record in records:
         axes = record.sharding.axes
@@ -67,18 +67,18 @@ def constraints_on(
         if axes is None:
             left_out.append(record)
         else:
-            own = dict(record.sharding.mesh)
-            kept = {name for name in wide if own.get(name) != 1}
-            axes = tuple(split and tuple(name for name in split if name in kept) for split in axes)
-            found.append(AnnotatedConstraint(record.value, axes, record.uses, record.origin))
+            stated_sizes = dict(record.sharding.mesh)
+            usable = {name for name in wide if stated_sizes.get(name) != 1}
+            axes = tuple(split and tuple(name for name in split if name in usable) for split in axes)
+            constraints.append(AnnotatedConstraint(record.value, axes, record.uses, record.origin))
     if not left_out:
-        return found, []
+        return constraints, []
     first = left_out[0]
     notice = (
         f"{len(left_out)} of the program's shardings do not lie along the axes of this mesh and are left out "
         f"(the first is {first.sharding.gspmd}, {first.origin})"
     )
-    return found, [notice]
+    return constraints, [notice]
 
 
 def translated(sharding: AnnotatedSharding, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
@@ -87,7 +87,7 @@ def translated(sharding: AnnotatedSharding, rank: int, names: tuple[str, ...], s
     return mesh_axes(tiling, rank, names, sizes) if tiling else None
 
 
-def check_axes(record: Kept, target: dict[str, int]) -> None:
+def check_axes(record: Annotation, target: dict[str, int]) -> None:
     """Raises `InputError` when a record uses an axis that `target` (name -> size) does not have with the same size."""
     sizes = dict(record.sharding.mesh)
     for name in dict.fromkeys(name for axes in record.sharding.axes or () for name in axes or ()):
@@ -156,15 +156,15 @@ _PADDING = -1  # fills groups that are smaller than others
 
 def exchanges_of(ops: Iterable[Op], operations: Iterable[Any]) -> dict[int, Exchange]:
     """Op number -> its communication, for ops that communicate."""
-    found = {}
+    exchanges = {}
     for number, (op, operation) in enumerate(zip(ops, operations, strict=True)):
         ragged = op.detail == RAGGED_ALL_TO_ALL
         kind = "all-to-all" if ragged else KINDS.get(op.name)
         if kind is not None:
             groups = _ragged_groups(operation) if ragged else _groups(operation)
             if groups is not None:
-                found[number] = Exchange(kind, groups, str(operation.location))
-    return found
+                exchanges[number] = Exchange(kind, groups, str(operation.location))
+    return exchanges
 
 
 def devices_of(region: Any) -> int:

@@ -39,8 +39,8 @@ _NUMBERED = re.compile(r"(.*)\.(\d+)")
 def in_creation_order(module: Any) -> None:
     """Sorts the operations of every block of every function."""
     functions = [function for function in module.body.operations if function.operation.name == "func.func"]
-    operations = [one for function in functions for one in operations_in(function)]
-    for block in [block for one in operations for region in one.regions for block in region.blocks]:
+    operations = [operation for function in functions for operation in operations_in(function)]
+    for block in [block for operation in operations for region in operation.regions for block in region.blocks]:
         sort_block(block)
 
 
@@ -54,13 +54,13 @@ def sort_block(block: Any) -> None:
     needed = []
     for operation in operations:  # what it and its regions read
         inside = operations_in(operation) if len(operation.regions) else [operation]
-        read = [operand for one in inside for operand in one.operands]
+        read = [operand for inner in inside for operand in inner.operands]
         makers = [operand.owner.operation for operand in read if not isinstance(operand, ir.BlockArgument)]
         needed.append([places[maker] for maker in makers if maker in places])
-    made_before: list[list[int]] = [[] for _ in operations]
+    created_before: list[list[int]] = [[] for _ in operations]
     for earlier, later in pairs_of_one_name(operations):
-        made_before[later].append(earlier)
-    order = sorted_after(range(len(needed)), [made + read for made, read in zip(made_before, needed, strict=True)])
+        created_before[later].append(earlier)
+    order = sorted_after(range(len(needed)), [a + b for a, b in zip(created_before, needed, strict=True)])
     order = sorted_after(order, needed)  # ignores numbers that contradict the data dependences
     if order != list(range(len(order))):
         for place in order:
@@ -71,9 +71,9 @@ def pairs_of_one_name(operations: list[Any]) -> list[tuple[int, int]]:
     """Pairs of positions of successively created operations, for each name."""
     named: dict[str, list[tuple[int, int]]] = {}
     for place, operation in enumerate(operations):
-        found = _NUMBERED.fullmatch(xla.location_name(operation.location))
-        if found:
-            named.setdefault(found[1], []).append((int(found[2]), place))
+        match = _NUMBERED.fullmatch(xla.location_name(operation.location))
+        if match:
+            named.setdefault(match[1], []).append((int(match[2]), place))
     ordered = [[place for _, place in sorted(numbered)] for numbered in named.values()]
     return [pair for places in ordered for pair in itertools.pairwise(places)]
 
@@ -86,8 +86,8 @@ def sorted_after(places: Iterable[int], before: list[list[int]]) -> list[int]:
         stack = [] if begun[first] else [(first, iter(before[first]))]
         begun[first] = True
         while stack:
-            place, left = stack[-1]
-            nearest = next((one for one in left if not begun[one]), None)
+            place, remaining = stack[-1]
+            nearest = next((number for number in remaining if not begun[number]), None)
             if nearest is None:
                 order.append(place)
                 stack.pop()
@@ -124,15 +124,15 @@ _ALIGNMENT_DIGITS = 8  # a resource begins with its alignment, four bytes
 def with_markers(text: str) -> str:
     """HLO text with a custom call in place of each constant whose values are omitted."""
     pieces: list[str] = []
-    done, at = 0, text.find("...")
-    while at >= 0:
-        start = text.rfind(_START, done, at)
-        end = _end_of(text, start + len(_START), at) if start >= 0 else -1
+    done, dots = 0, text.find("...")
+    while dots >= 0:
+        start = text.rfind(_START, done, dots)
+        end = _end_of(text, start + len(_START), dots) if start >= 0 else -1
         if end >= 0:
             line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
             pieces += [text[done:start], f'custom-call(), custom_call_target="{MARKER}{line}.{column}"']
             done = end
-        at = text.find("...", max(at + 3, end))
+        dots = text.find("...", max(dots + 3, end))
     return "".join([*pieces, text[done:]])
 
 
@@ -142,10 +142,10 @@ def _end_of(text: str, start: int, dots: int) -> int:
     if '"' in before or before.count("(") < before.count(")") or before.rfind("/*") > before.rfind("*/"):
         return -1
     level = 1 + before.count("(") - before.count(")")
-    for at in range(dots, len(text)):
-        level += (text[at] == "(") - (text[at] == ")")
+    for position in range(dots, len(text)):
+        level += (text[position] == "(") - (text[position] == ")")
         if not level:
-            return at + 1
+            return position + 1
     return -1
 
 
@@ -198,10 +198,10 @@ def with_dense_constants(text: bytes) -> bytes:
     digits = {name: value[_ALIGNMENT_DIGITS:] for name, value in _RESOURCE.findall(section[0])}
 
     def written(use: re.Match[bytes]) -> bytes:
-        found = digits.get(use[1])
-        if found is None:
+        value = digits.get(use[1])
+        if value is None:
             return use[0]
-        return b'dense<"0x' + found + b'">' if found else b"dense<>"
+        return b'dense<"0x' + value + b'">' if value else b"dense<>"
 
     return _USE.sub(written, text[: section.start()]) + text[section.end() :]
 
@@ -240,25 +240,25 @@ def message_fields(data: bytes | memoryview) -> list[Field] | None:
     """The top-level fields of a protocol buffer message in file order; None when the bytes are no such message."""
     view = memoryview(data)
     fields: list[Field] = []
-    at = 0
+    position = 0
     try:
-        while at < len(view):
-            key, at = _varint(view, at)
+        while position < len(view):
+            key, position = _varint(view, position)
             kind, tag = key & 7, key >> 3
             if tag == 0:
                 return None
             value, payload = 0, view[0:0]
             if kind == VARINT:
-                value, at = _varint(view, at)
+                value, position = _varint(view, position)
             elif kind == LENGTH:
-                size, at = _varint(view, at)
-                payload, at = view[at : at + size], at + size
+                size, position = _varint(view, position)
+                payload, position = view[position : position + size], position + size
             elif kind in (FIXED64, FIXED32):
                 size = 8 if kind == FIXED64 else 4
-                payload, at = view[at : at + size], at + size
+                payload, position = view[position : position + size], position + size
             else:
                 return None
-            if at > len(view):
+            if position > len(view):
                 return None
             fields.append(Field(tag, value, payload))
     except IndexError:
@@ -271,34 +271,34 @@ def packed_varints(field: Field) -> list[int]:
     if not len(field.payload):
         return [field.value]
     numbers: list[int] = []
-    at = 0
-    while at < len(field.payload):
-        number, at = _varint(field.payload, at)
+    position = 0
+    while position < len(field.payload):
+        number, position = _varint(field.payload, position)
         numbers.append(number)
     return numbers
 
 
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
     """The number that starts at `at` and the position after it; IndexError past the end or past ten bytes."""
     number = 0
     for shift in range(0, 70, 7):
-        byte = view[at]
-        at += 1
+        byte = view[position]
+        position += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return number, at
-    raise IndexError(at)
+            return number, position
+    raise IndexError(position)
 
 
 def flatbuffer_bytes(data: bytes | memoryview, slot: int) -> memoryview | None:
     """The byte vector in field number `slot` of the root table of a FlatBuffer; None when there is no such thing."""
     view = memoryview(data)
     try:
-        found = flatbuffer_vector(view, struct.unpack_from("<I", view, 0)[0], slot)
+        vector = flatbuffer_vector(view, struct.unpack_from("<I", view, 0)[0], slot)
     except struct.error:
         return None
-    start, size = found or (0, 0)
-    return view[start : start + size] if found and start + size <= len(view) else None
+    start, size = vector or (0, 0)
+    return view[start : start + size] if vector and start + size <= len(view) else None
 
 
 def flatbuffer_vector(view: memoryview, table: int, slot: int) -> tuple[int, int] | None:
@@ -319,42 +319,42 @@ def flatbuffer_vector(view: memoryview, table: int, slot: int) -> tuple[int, int
 def strings_are_text(bytecode: bytes) -> bool:
     """True if every string in MLIR bytecode is UTF-8; False also if the string section cannot be found."""
     try:
-        at = bytecode.index(b"\0", 4) + 1  # magic, version, and the producer's name
+        position = bytecode.index(b"\0", 4) + 1  # magic, version, and the producer's name
         while True:
-            section, at = bytecode[at], at + 1
-            size, at = _mlir_varint(bytecode, at)
+            section, position = bytecode[position], position + 1
+            size, position = _mlir_varint(bytecode, position)
             if section & 0x80:
-                alignment, at = _mlir_varint(bytecode, at)
-                at += -at % alignment
+                alignment, position = _mlir_varint(bytecode, position)
+                position += -position % alignment
             if section & 0x7F == 0:
-                return _string_data(bytecode, at, at + size)
-            at += size
+                return _string_data(bytecode, position, position + size)
+            position += size
     except (IndexError, ValueError, ZeroDivisionError):
         return False
 
 
-def _string_data(bytecode: bytes, at: int, end: int) -> bool:
+def _string_data(bytecode: bytes, position: int, end: int) -> bool:
     """True if the strings of the string section at [at, end) are UTF-8.
 
     The section holds their number, their lengths, then the strings.
     """
-    count, at = _mlir_varint(bytecode, at)
-    for _ in range(min(count, end - at)):
-        _, at = _mlir_varint(bytecode, at)
+    count, position = _mlir_varint(bytecode, position)
+    for _ in range(min(count, end - position)):
+        _, position = _mlir_varint(bytecode, position)
     try:
-        bytecode[at:end].decode("utf-8")
+        bytecode[position:end].decode("utf-8")
     except UnicodeDecodeError:
         return False
     return True
 
 
-def _mlir_varint(data: bytes, at: int) -> tuple[int, int]:
+def _mlir_varint(data: bytes, position: int) -> tuple[int, int]:
     """MLIR's variable-width integer: the zeros at the low end of the first byte say how many bytes follow it."""
-    first = data[at]
+    first = data[position]
     if first == 0:
-        return int.from_bytes(data[at + 1 : at + 9], "little"), at + 9
+        return int.from_bytes(data[position + 1 : position + 9], "little"), position + 9
     width = (first & -first).bit_length()
-    return int.from_bytes(data[at : at + width], "little") >> width, at + width
+    return int.from_bytes(data[position : position + width], "little") >> width, position + width
 
 
 # Field numbers of HloModuleProto and, inside the entries, of its alias and donor messages (xla/service/hlo.proto).
@@ -388,9 +388,9 @@ def mark_host_memory(module: Any, arguments: list[bool], results: list[bool]) ->
     kind = main_function(module).type
     with module.context:
         host = {"mhlo.memory_kind": ir.StringAttr.get("pinned_host")}
-        for name, there, types in (("arg_attrs", arguments, kind.inputs), ("res_attrs", results, kind.results)):
-            if any(there) and len(there) == len(types):
-                _mark(module, name, [host if on_host else {} for on_host in there])
+        for name, flags, types in (("arg_attrs", arguments, kind.inputs), ("res_attrs", results, kind.results)):
+            if any(flags) and len(flags) == len(types):
+                _mark(module, name, [host if on_host else {} for on_host in flags])
 
 
 def _mark(module: Any, name: str, marks: list[dict[str, Any]]) -> None:

@@ -141,8 +141,8 @@ def hlo_module_proto(data: bytes | memoryview, wrappers: int = 3) -> bytes | Non
         module = hlo_module_proto(field.payload, wrappers - 1) if field.tag == PROTO_WRAPPED else None
         if module is not None:
             return module
-    found = any(field.tag == PROTO_COMPUTATIONS and message_fields(field.payload) for field in fields)
-    return bytes(data) if found else None
+    has_computations = any(field.tag == PROTO_COMPUTATIONS and message_fields(field.payload) for field in fields)
+    return bytes(data) if has_computations else None
 
 
 def parse_here(data: bytes, where: str) -> tuple[str, Any]:
@@ -274,16 +274,16 @@ def with_byte_booleans(text: bytes) -> bytes:
     return _BOOLEANS.sub(_byte_for_each, text)
 
 
-def _byte_for_each(found: re.Match[bytes]) -> bytes:
-    elements = prod(int(size) for size in found[2].split(b"x") if size)
-    digits = found[1]
+def _byte_for_each(match: re.Match[bytes]) -> bytes:
+    elements = prod(int(size) for size in match[2].split(b"x") if size)
+    digits = match[1]
     if len(digits) % 2 or len(digits) // 2 != -(-elements // 8):
-        return found[0]
+        return match[0]
     import numpy as np
 
     packed = np.frombuffer(bytes.fromhex(digits.decode()), np.uint8)
     each = np.unpackbits(packed, count=elements, bitorder="little").tobytes().hex().encode()
-    return found[0].replace(digits, each, 1)
+    return match[0].replace(digits, each, 1)
 
 
 # ---------------------------------------------------------------- foreign dialects
@@ -315,7 +315,7 @@ def parse_without_foreign_attributes(program: bytes) -> Any:
     context = make_context()
     context.allow_unregistered_dialects = True
     module = parse_module(context, program)
-    known = make_context()
+    strict = make_context()
     verdicts: dict[str, bool] = {}
 
     def is_foreign(value: Any) -> bool:
@@ -324,7 +324,7 @@ def parse_without_foreign_attributes(program: bytes) -> Any:
             return False
         if text not in verdicts:
             try:
-                ir.Attribute.parse(text, known)
+                ir.Attribute.parse(text, strict)
             except ir.MLIRError:
                 verdicts[text] = True
             except (TypeError, ValueError):  # an attribute that Python cannot represent
@@ -333,24 +333,23 @@ def parse_without_foreign_attributes(program: bytes) -> Any:
                 verdicts[text] = False
         return verdicts[text]
 
-    def own(entries: Any) -> Any:
+    def without_foreign(entries: Any) -> Any:
         """The argument or result dictionaries without foreign attributes."""
-        return ir.ArrayAttr.get(
-            [ir.DictAttr.get({one.name: one.attr for one in each if not is_foreign(one.attr)}) for each in entries]
-        )
+        kept = ({item.name: item.attr for item in entry if not is_foreign(item.attr)} for entry in entries)
+        return ir.ArrayAttr.get(list(map(ir.DictAttr.get, kept)))
 
     with context:
         for operation in operations_in(module):
             attributes = operation.attributes
             for name in list(attributes):
                 if operation.name == "func.func" and name in ("arg_attrs", "res_attrs"):
-                    attributes[name] = own(attributes[name])
+                    attributes[name] = without_foreign(attributes[name])
                 elif not (operation.name == CUSTOM_CALL and name.partition(".")[0] in READ) and is_foreign(
                     _value(attributes, name)
                 ):
                     del attributes[name]
     # As text: the reader of bytecode ends the process at an unregistered type.
-    return parse_module(known, module.operation.get_asm(enable_debug_info=True, binary=True))
+    return parse_module(strict, module.operation.get_asm(enable_debug_info=True, binary=True))
 
 
 def _value(attributes: Any, name: str) -> Any:

@@ -88,8 +88,8 @@ def callees_first(symbols: Any, entry: str, sites: dict[str, list[tuple[Any, str
 
 def most_operations() -> int:
     """`MAX_OPERATIONS`, or the value of the environment's `TOAST_MAX_OPERATIONS`."""
-    given = read_whole_number(os.environ.get(LIMIT_VARIABLE, ""))
-    return MAX_OPERATIONS if given is None else given
+    limit = read_whole_number(os.environ.get(LIMIT_VARIABLE, ""))
+    return MAX_OPERATIONS if limit is None else limit
 
 
 def body_of(symbols: Any, name: str, path: str) -> Any:
@@ -135,7 +135,7 @@ def copy_captured_constants(module: Any, path: str) -> None:
 
 
 def _close(operation: Any, block: Any, path: str) -> None:
-    own = set(block.arguments)
+    arguments = set(block.arguments)
     copies: dict[Any, Any] = {}
     operations = [view.operation for view in block.operations]
     first = operations[0]
@@ -158,9 +158,9 @@ def _close(operation: Any, block: Any, path: str) -> None:
             copies.update(zip(maker.results, copy.results, strict=True))
         return copies[value]
 
-    for one, place, operand in outer_operands(operations):
-        if operand not in own:
-            one.operands[place] = copied(operand)
+    for user, place, operand in outer_operands(operations):
+        if operand not in arguments:
+            user.operands[place] = copied(operand)
 
 
 # ---------------------------------------------------------------- operations without effect

@@ -43,16 +43,19 @@ _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
 }  # fmt: skip
 
 
-def known_numbers(value: Any, known: Mapping[Any, Array] = MappingProxyType({})) -> Array | None:
-    """The elements of a value of integers or booleans, in its shape; None if they are not known. known: values whose
-    elements the caller knows."""
+def known_numbers(value: Any, elements_of: Mapping[Any, Array] = MappingProxyType({})) -> Array | None:
+    """The elements of a value of integers or booleans, in its shape; None if they are not known.
+
+    Args:
+        elements_of: elements of values that the caller knows, such as the counter of a loop.
+    """
     makers: list[Any] = []  # an operation, or elements
     places: dict[Any, int] = {}
     waiting = [value]
     while waiting:  # dependences, the last first
         handle = waiting[-1]
         origin = before_loops(handle)
-        maker = known.get(origin, origin.owner)
+        maker = elements_of.get(origin, origin.owner)
         stated = isinstance(maker, np.ndarray)
         if not stated and (isinstance(maker, ir.Block) or maker.name not in _COMPUTED or not _is_known(handle.type)):
             return None
@@ -66,16 +69,16 @@ def known_numbers(value: Any, known: Mapping[Any, Array] = MappingProxyType({}))
                 makers.append(maker)
         if len(places) + len(waiting) > MOST_OPERATIONS:
             return None
-    found: list[Array] = []
+    arrays: list[Array] = []
     with np.errstate(over="ignore"):  # integers wrap in StableHLO, too
         for maker in makers:
-            made = maker
+            array = maker
             if not isinstance(maker, np.ndarray):
-                made = _COMPUTED[maker.name](maker, [found[places[operand]] for operand in maker.operands])
-            if made is None:
+                array = _COMPUTED[maker.name](maker, [arrays[places[operand]] for operand in maker.operands])
+            if array is None:
                 return None
-            found.append(made)
-    return found[-1]
+            arrays.append(array)
+    return arrays[-1]
 
 
 def before_loops(value: Any) -> Any:
@@ -94,8 +97,8 @@ def before_loops(value: Any) -> Any:
 def distinct(*arrays: Array) -> list[Array]:
     """Views of arrays, broadcast to one shape, with one element along dimensions in which all of them repeat."""
     alike = np.broadcast_arrays(*arrays)
-    kept = tuple(slice(None if any(one.strides[dim] for one in alike) else 1) for dim in range(alike[0].ndim))
-    return [one[kept] for one in alike]
+    kept = tuple(slice(None if any(array.strides[dim] for array in alike) else 1) for dim in range(alike[0].ndim))
+    return [array[kept] for array in alike]
 
 
 def _is_small(shape: Sequence[int]) -> bool:
@@ -272,21 +275,21 @@ def branches_alike(operation: Any) -> bool:
 def _alike(first: Any, second: Any, same: dict[Any, Any]) -> bool:
     """Whether two blocks hold the same operations on the same values. same: value in the first -> its equal in the
     second; values from outside are their own."""
-    ours, theirs = list(first.operations), list(second.operations)
-    if len(ours) != len(theirs) or [a.type for a in first.arguments] != [b.type for b in second.arguments]:
+    lefts, rights = list(first.operations), list(second.operations)
+    if len(lefts) != len(rights) or [a.type for a in first.arguments] != [b.type for b in second.arguments]:
         return False
     same.update(zip(first.arguments, second.arguments, strict=True))
-    for one, other in zip(ours, theirs, strict=True):
-        if one.name != other.name or attributes_of(one) != attributes_of(other):
+    for left, right in zip(lefts, rights, strict=True):
+        if left.name != right.name or attributes_of(left) != attributes_of(right):
             return False
-        if [a.type for a in one.results] != [b.type for b in other.results]:
+        if [a.type for a in left.results] != [b.type for b in right.results]:
             return False
-        if [same.get(value, value) for value in one.operands] != list(other.operands):
+        if [same.get(value, value) for value in left.operands] != list(right.operands):
             return False
-        blocks = [[block for region in op.regions for block in region.blocks] for op in (one, other)]
+        blocks = [[block for region in op.regions for block in region.blocks] for op in (left, right)]
         if len(blocks[0]) != len(blocks[1]) or not all(_alike(a, b, same) for a, b in zip(*blocks, strict=True)):
             return False
-        same.update(zip(one.results, other.results, strict=True))
+        same.update(zip(left.results, right.results, strict=True))
     return True
 
 
@@ -381,14 +384,14 @@ def share_batch(operation: Any) -> None:
         return
     counted = _counted(operation, picked, [value for value, _ in parts])
     if len(counted) == len(parts):  # not all compilers accept an index without components
-        whole = _in_place(operation, picked, dict(counted.values())) if operation.name == PICKS[0] else None
-        if whole is not None:
-            replace_operation(operation, [whole])
+        transposed = _in_place(operation, picked, dict(counted.values())) if operation.name == PICKS[0] else None
+        if transposed is not None:
+            replace_operation(operation, [transposed])
             return
         counted.popitem()
     if not counted:
         return
-    left = [value for k, (value, _) in enumerate(parts) if k not in counted]
+    remaining = [value for k, (value, _) in enumerate(parts) if k not in counted]
     pairs = sorted([*zip(picked.batching, picked.counted, strict=True), *counted.values()])
     after = replace(
         picked,
@@ -397,7 +400,7 @@ def share_batch(operation: Any) -> None:
         counted=tuple(d for _, d in pairs),
         mapped=tuple(d for k, d in enumerate(picked.mapped) if k not in counted),
     )
-    operation.operands[place] = Builder.before(operation).concatenate(left, picked.vector)
+    operation.operands[place] = Builder.before(operation).concatenate(remaining, picked.vector)
     operation.attributes[name] = with_picked_dimensions(attribute, after)
 
 
@@ -417,10 +420,10 @@ def _in_place(gather: Any, picked: PickedDimensions, along: dict[int, int]) -> A
     result = ir.RankedTensorType(gather.results[0].type)
     slices, batch = iter(picked.slices), [d for d in range(result.rank) if d not in picked.slices]
     places = []
-    for dim, (size, taken) in enumerate(zip(shape, numbers(gather, "slice_sizes"), strict=True)):
+    for dim, (size, slice_size) in enumerate(zip(shape, numbers(gather, "slice_sizes"), strict=True)):
         if dim in along:
             places.append(batch[along[dim] - (along[dim] > picked.vector)])
-        elif size == taken and dim not in picked.single + picked.batching:
+        elif size == slice_size and dim not in picked.single + picked.batching:
             places.append(next(slices))
         else:
             return None
@@ -431,16 +434,16 @@ def _counted(operation: Any, picked: PickedDimensions, parts: list[Any]) -> dict
     """Index component (by number) -> the operand's dimension that it indexes, and the indices'
     dimension of its iota."""
     shape = ir.RankedTensorType(operation.operands[0].type).shape
-    found: dict[int, tuple[int, int]] = {}
-    taken = set(picked.counted)
+    batching: dict[int, tuple[int, int]] = {}
+    used = set(picked.counted)
     for k, (part, dim) in enumerate(zip(parts, picked.mapped, strict=True)):
         along = counts_along(part)
-        if along is None or along in taken or along == picked.vector or dim not in picked.single:
+        if along is None or along in used or along == picked.vector or dim not in picked.single:
             continue
         if ir.RankedTensorType(part.type).shape[along] == shape[dim]:
-            found[k] = (dim, along)
-            taken.add(along)
-    return found
+            batching[k] = (dim, along)
+            used.add(along)
+    return batching
 
 
 def _parts(indices: Any, vector: int) -> list[IndexPart]:
@@ -468,7 +471,7 @@ def counts_along(value: Any) -> int | None:
         if size < 2 or not elements.strides[dim]:  # all alike, and maybe too many to count
             continue
         counted = np.arange(size).reshape([-1 if d == dim else 1 for d in range(elements.ndim)])
-        found, wanted = distinct(elements, counted)
-        if np.array_equal(found, wanted):
+        actual, expected = distinct(elements, counted)
+        if np.array_equal(actual, expected):
             return dim
     return None

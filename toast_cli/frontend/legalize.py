@@ -98,8 +98,8 @@ def written_out(norm: Any) -> list[Any]:
     write = _Writer(norm)
     x, *others = norm.operands
     ends = [others.pop()] if norm.name == GRADIENT else []  # the result's gradient, of the operand's shape
-    found = _FORMULAS[norm.name](write, x, *[write.convert(value, write.dtype) for value in others], *ends)
-    return [write.convert(v, str(r.type.element_type)) for v, r in zip(found, norm.results, strict=True)]
+    values = _FORMULAS[norm.name](write, x, *[write.convert(value, write.dtype) for value in others], *ends)
+    return [write.convert(v, str(r.type.element_type)) for v, r in zip(values, norm.results, strict=True)]
 
 
 def _training(write: _Writer, x: Any, scale: Any, offset: Any) -> list[Any]:

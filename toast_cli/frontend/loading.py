@@ -24,7 +24,7 @@ from toast_cli.frontend.convert import strings_are_text
 from toast_cli.frontend.formats import hint_for, parse_here, read_bytes, recognise, source_name
 from toast_cli.frontend.normalise import Normalised, normalise
 from toast_cli.frontend.places import TEXT, place_text, scope_parts
-from toast_cli.frontend.shardings import AnnotatedSharding, Kept
+from toast_cli.frontend.shardings import AnnotatedSharding, Annotation
 from toast_cli.frontend.source import TEXT_FORMATS, Source, read_source
 from toast_cli.frontend.symbolic import Symbols, constraints_of, parse_dims, refuse_symbols, symbols_of, with_sizes
 from toast_cli.frontend.trips import state_runs
@@ -66,20 +66,20 @@ def with_first_uses(source: Source) -> Source:
     program = source.program
     if all(argument.path for argument in program.arguments):
         return source
-    found: dict[int, str] = {}
+    first_uses: dict[int, str] = {}
     origin = views(program, [argument.value for argument in program.arguments if not argument.path])
     for number, op in enumerate(program.ops):
         for value in op.operands:
-            if value in origin and origin[value] not in found and op.results and op.results[0] not in origin:
+            if value in origin and origin[value] not in first_uses and op.results and op.results[0] not in origin:
                 scopes, name = scope_parts(source.name_stack(number))
                 if scopes:
-                    found[origin[value]] = "/".join(filter(None, (*scopes, name)))
+                    first_uses[origin[value]] = "/".join(filter(None, (*scopes, name)))
     count: Counter[str] = Counter()
     labels = {}
-    for number, place in sorted(found.items()):
+    for number, place in sorted(first_uses.items()):
         count[place] += 1
         labels[number] = place if count[place] == 1 else f"{place}_{count[place]}"
-    arguments = [replace(one, used_in=labels.get(number, "")) for number, one in enumerate(program.arguments)]
+    arguments = [replace(a, used_in=labels.get(number, "")) for number, a in enumerate(program.arguments)]
     return replace(source, program=replace(program, arguments=tuple(arguments)))
 
 
@@ -147,7 +147,8 @@ def _places(source: Source) -> dict[tuple[Any, int], tuple[int, int]]:
 T = TypeVar("T")
 Message = tuple[dict[str, Any], bytes]  # facts, as plain data, and the module as bytecode
 Task = Callable[..., Message]
-SentSharding = tuple[tuple[int, int, int], AnnotatedSharding, list[tuple[int, int]], str]  # a `Kept` without handles
+# An `Annotation` without handles: its value and uses by number.
+SentSharding = tuple[tuple[int, int, int], AnnotatedSharding, list[tuple[int, int]], str]
 # A child's limits: seconds of processor time, plus one for so many bytes of the program; and bytes of memory for each
 # byte of the program, besides `MEMORY`. An intact file needs a hundredth of the time.
 BASE_SECONDS = 60
@@ -173,11 +174,11 @@ def load_module(
     facts, module = _ask(normalised_here, data, source_name(path), keep_shardings, kernels)
     operations = operations_of(module) if facts["kept"] or facts["pins"] else []
 
-    def received(sent: SentSharding) -> Kept:
+    def received(sent: SentSharding) -> Annotation:
         (number, region, position), sharding, uses, origin = sent
         holder = operations[number]
         values = holder.results if region < 0 else holder.regions[region].blocks[0].arguments
-        return Kept(values[position], sharding, tuple((operations[n], operand) for n, operand in uses), origin)
+        return Annotation(values[position], sharding, tuple((operations[n], operand) for n, operand in uses), origin)
 
     kept, pins = (tuple(map(received, facts[name])) for name in ("kept", "pins"))
     return Normalised(module, kept, pins, facts["notices"], facts["argument_axes"], facts["own_mesh"], facts["format"])
@@ -253,33 +254,33 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
     _located(where, lambda: refuse_symbols(data, module, where))
     if b"reduce_window" in data:
         _refuse_windows_of_arrays(module, where)
-    outcome = _located(where, lambda: normalise(module, where, keep_shardings, kernels))
+    normalised = _located(where, lambda: normalise(module, where, keep_shardings, kernels))
     numbers: dict[Any, int] = {}
-    if outcome.kept or outcome.pins:
-        numbers = {operation: number for number, operation in enumerate(operations_of(outcome.module))}
+    if normalised.kept or normalised.pins:
+        numbers = {operation: number for number, operation in enumerate(operations_of(normalised.module))}
 
-    def sent(kept: Kept) -> SentSharding:
+    def sent(kept: Annotation) -> SentSharding:
         value = kept.value
         uses = [(numbers[operation], operand) for operation, operand in kept.uses]
         if not isinstance(value, ir.BlockArgument):
             return (numbers[value.owner.operation], -1, value.result_number), kept.sharding, uses, kept.origin
         holder = value.owner.owner.operation
-        region = next(k for k, one in enumerate(holder.regions) if one.blocks[0] == value.owner)
+        region = next(k for k, region in enumerate(holder.regions) if region.blocks[0] == value.owner)
         return (numbers[holder], region, value.arg_number), kept.sharding, uses, kept.origin
 
     facts = {
         "format": form,
-        "notices": outcome.notices,
-        "kept": list(map(sent, outcome.kept)),
-        "pins": list(map(sent, outcome.pins)),
-        "argument_axes": outcome.argument_axes,
-        "own_mesh": outcome.own_mesh,
+        "notices": normalised.notices,
+        "kept": list(map(sent, normalised.kept)),
+        "pins": list(map(sent, normalised.pins)),
+        "argument_axes": normalised.argument_axes,
+        "own_mesh": normalised.own_mesh,
     }
-    bytecode = xla.write_bytecode(outcome.module)
+    bytecode = xla.write_bytecode(normalised.module)
     if strings_are_text(bytecode):
-        _located(where, lambda: xla.run_passes(outcome.module, "func.func(sdy-populate-op-sharding-rules)"))
+        _located(where, lambda: xla.run_passes(normalised.module, "func.func(sdy-populate-op-sharding-rules)"))
     else:
-        _located(where, lambda: read_source(where, form, outcome.module))
+        _located(where, lambda: read_source(where, form, normalised.module))
     return facts, bytecode
 
 

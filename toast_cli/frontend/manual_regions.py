@@ -138,18 +138,18 @@ def close_boundaries(module: Any) -> None:
                 del function.operation.attributes[name]
     places = {region: k for k, region in enumerate(walk_ops(module, REGION))}
     copies = walk_ops(copy, REGION)
-    settled = [copies[places[region]] for region in regions]
+    closed_regions = [copies[places[region]] for region in regions]
     run_passes(copy, PROPAGATION)
-    for region, found in zip(regions, settled, strict=True):
+    for region, closed in zip(regions, closed_regions, strict=True):
         for name in BOUNDARY:
-            text = str(found.attributes[name]).replace(", ?}", "}").replace("{?}", "{}")
+            text = str(closed.attributes[name]).replace(", ?}", "}").replace("{?}", "{}")
             region.attributes[name] = ir.Attribute.parse(text, module.context)
 
 
 def _names_more(region: Any) -> bool:
     """True if something in a region names axes that are not manual there."""
-    inside = [one.attributes["sharding"] for one in walk_ops(region, "sdy.sharding_constraint")]
-    regions = [one.attributes["manual_axes"] for one in walk_ops(region, REGION)[1:]]
+    inside = [operation.attributes["sharding"] for operation in walk_ops(region, "sdy.sharding_constraint")]
+    regions = [operation.attributes["manual_axes"] for operation in walk_ops(region, REGION)[1:]]
     return any('"' in str(stated) for stated in (*inside, *regions))
 
 
@@ -170,15 +170,15 @@ PART = re.compile(r"\((\d+)\)(\d+)")
 
 def drop_lone_collectives(module: Any, path: str) -> None:
     """Replaces each such collective by its operands, or by zeros if no device sends anything."""
-    found = collectives_outside(module)
-    if not found:
+    collectives = collectives_outside(module)
+    if not collectives:
         return
     partitions, replicas = (
         foreign.integer(module.operation.attributes, name, lambda: path, least=0, most=MOST_DEVICES) or 1
         for name in (PARTITIONS, REPLICAS)
     )
     with module.context:
-        for operation in found:
+        for operation in collectives:
             values = values_alone(operation, partitions, replicas)
             if values is None:
                 continue
@@ -194,7 +194,7 @@ def collectives_outside(view: Any) -> list[Any]:
     Args:
         view: a module or function.
     """
-    return [one for one in operations_in(view, outside=REGION) if kind_of(one.name).per_device]
+    return [operation for operation in operations_in(view, outside=REGION) if kind_of(operation.name).per_device]
 
 
 def values_alone(operation: Any, partitions: int, replicas: int) -> list[Any] | None:
@@ -254,8 +254,8 @@ def list_replica_groups(module: Any, path: str) -> None:
 
 def names_axes(attribute: Any) -> bool:
     """True if replica groups are given by mesh axes; the oldest versions of jaxlib lack the class."""
-    known = getattr(stablehlo, "ReplicaGroupMeshAxesAttr", None)
-    return known is not None and bool(known.isinstance(attribute))
+    kind = getattr(stablehlo, "ReplicaGroupMeshAxesAttr", None)
+    return kind is not None and bool(kind.isinstance(attribute))
 
 
 def devices_along(groups_attribute: Any, meshes: dict[str, Any]) -> NDArray[np.int64]:
@@ -272,10 +272,10 @@ def devices_along(groups_attribute: Any, meshes: dict[str, Any]) -> NDArray[np.i
         wanted.append((axis.name, before, before * size))
     pieces: list[tuple[str, int, int]] = []
     for name, size in sizes.items():
-        cuts = sorted({1, size, *(cut for one, *ends in wanted if one == name for cut in ends)})
+        cuts = sorted({1, size, *(cut for axis, *ends in wanted if axis == name for cut in ends)})
         pieces += [(name, low, high) for low, high in pairwise(cuts)]
     extents = [high // low for _, low, high in pieces]
-    grouped = [pieces.index(one) for one in wanted if one[1] != one[2]]
+    grouped = [pieces.index(piece) for piece in wanted if piece[1] != piece[2]]
     rest = [number for number in range(len(pieces)) if number not in grouped]
     count = int(np.prod([extents[number] for number in grouped]))  # 1 for no axes
     devices = np.array(mesh.device_ids or range(int(np.prod(extents))), np.int64)

@@ -36,7 +36,7 @@ from toast_cli.frontend.shardings import (
     MANUAL_REGION,
     MOST_DEVICES,
     PARTITIONS,
-    Kept,
+    Annotation,
     MeshAxes,
     meshes_of,
     take_shardings,
@@ -78,8 +78,8 @@ class Normalised:
     """
 
     module: Any
-    kept: tuple[Kept, ...]
-    pins: tuple[Kept, ...]
+    kept: tuple[Annotation, ...]
+    pins: tuple[Annotation, ...]
     notices: tuple[str, ...]
     argument_axes: dict[int, tuple[str, ...]]
     own_mesh: MeshAxes = ()
@@ -87,14 +87,14 @@ class Normalised:
 
 
 @dataclass(frozen=True)
-class Held:
+class Contents:
     """The names of operations and types of results in a module; passes for absent ones are skipped."""
 
     names: frozenset[str]
     types: frozenset[Any]
 
 
-def held_by(module: Any) -> Held:
+def contents_of(module: Any) -> Contents:
     """Collects names and types in one walk, instead of one walk for each feature that most programs lack."""
     names: set[str] = set()
     types: set[Any] = set()
@@ -102,7 +102,7 @@ def held_by(module: Any) -> Held:
     for operation in operations_in(module):
         names.add(operation.name)
         types.update(result.type for result in operation.results)
-    return Held(frozenset(names), frozenset(types))
+    return Contents(frozenset(names), frozenset(types))
 
 
 def normalise(
@@ -115,57 +115,57 @@ def normalise(
     blocks, or operations that are not StableHLO.
     """
     drop_declarations(module)
-    held = held_by(module)
-    if any(name.startswith("mhlo.") for name in held.names):
+    contents = contents_of(module)
+    if any(name.startswith("mhlo.") for name in contents.names):
         legalize(module, path)
-        held = held_by(module)
+        contents = contents_of(module)
     function = entry_function(module, path)
-    static = held.names.isdisjoint(GIVEN_SHAPES) and all(map(is_static, held.types))
+    static = contents.names.isdisjoint(GIVEN_SHAPES) and all(map(is_static, contents.types))
     if dynamic_argument(function) or not static:
         module = with_static_shapes(module, function, path)
-        function, held = entry_function(module, path), held_by(module)
-    if not held.names.isdisjoint((*OPTIMISED, *REWRITES)):
+        function, contents = entry_function(module, path), contents_of(module)
+    if not contents.names.isdisjoint((*OPTIMISED, *REWRITES)):
         legalize(module, path)
-    flatten_tuples(module, inside=any(map(is_tuple, held.types)))
+    flatten_tuples(module, inside=any(map(is_tuple, contents.types)))
     restore_manual_regions(module, path)
-    if any(kind_of(name).per_device for name in held.names):
+    if any(kind_of(name).per_device for name in contents.names):
         list_replica_groups(module, path)
     inline_calls(module, ENTRY, path)
-    if not held.names.isdisjoint(BODIES):
+    if not contents.names.isdisjoint(BODIES):
         copy_captured_constants(module, path)
-    if any(kind_of(name).per_device for name in held.names):
+    if any(kind_of(name).per_device for name in contents.names):
         drop_lone_collectives(module, path)
-    if CUSTOM_CALL in held.names or any(name.startswith("mhlo.") or not is_known(name) for name in held.names):
+    if CUSTOM_CALL in contents.names or any(name.startswith("mhlo.") or not is_known(name) for name in contents.names):
         refuse_foreign(module, path)
-    if not held.names.isdisjoint(DECIDED):
+    if not contents.names.isdisjoint(DECIDED):
         take_known_branches(module)
-    if not held.names.isdisjoint(CONDITIONALS):
+    if not contents.names.isdisjoint(CONDITIONALS):
         drop_unread_results(module)
-    if not held.names.isdisjoint(PICKS):
+    if not contents.names.isdisjoint(PICKS):
         share_batches(module)
     notices = left_out_notices(module)
     merge_scalars(function)
     copy_splats(function)
-    if len(SHIFTED & held.names) > 1:
+    if len(SHIFTED & contents.names) > 1:
         rewrite_shifts(module)
     close_boundaries(module)
-    own = own_mesh(module, path)
+    mesh = own_mesh(module, path)
     findings = take_shardings(module, function, path)
     notices += sharding_notices(findings.count, keep_shardings)
-    if any(kind_of(name).per_device for name in held.names):
+    if any(kind_of(name).per_device for name in contents.names):
         notices += collective_notices(function)
     if count := len(walk_ops(function, MANUAL_REGION)):
         what = "a manual region (shard_map) stays" if count == 1 else f"{count} manual regions (shard_map) stay"
         notices.append(f"{what} as written under every plan")
-    if not held.names.isdisjoint(EFFECTS):
+    if not contents.names.isdisjoint(EFFECTS):
         bind_effects(module)
-    if CUSTOM_CALL in held.names:
+    if CUSTOM_CALL in contents.names:
         notices += describe_kernels(module, kernels)
     notices += drop_device_attributes(module, path)
     drop_unused_symbols(module)
     function.operation.move_before(module.body.operations[0])
     kept = tuple(findings.kept) if keep_shardings else ()
-    stated = own if findings.count or findings.pins else ()
+    stated = mesh if findings.count or findings.pins else ()
     return Normalised(module, kept, tuple(findings.pins), tuple(notices), findings.argument_axes, stated)
 
 
@@ -175,8 +175,8 @@ def own_mesh(module: Any, path: str) -> MeshAxes:
     attributes = module.operation.attributes
     partitions = foreign.integer(attributes, PARTITIONS, lambda: path, least=0, most=MOST_DEVICES) or 1
     meshes = [*meshes_of(module).values(), (("", partitions),)]
-    found = max(meshes, key=lambda mesh: prod(size for _, size in mesh))
-    return found if any(size > 1 for _, size in found) else ()
+    largest = max(meshes, key=lambda mesh: prod(size for _, size in mesh))
+    return largest if any(size > 1 for _, size in largest) else ()
 
 
 def entry_function(module: Any, path: str) -> Any:
@@ -227,9 +227,9 @@ def drop_device_attributes(module: Any, path: str) -> list[str]:
     for name in [name for name in attributes if name.startswith("mhlo.")]:  # also XLA's settings, in HLO
         del attributes[name]
     with module.context:
-        one = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
+        single = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
     for name in ("mhlo.num_partitions", "mhlo.num_replicas"):
-        attributes[name] = one
+        attributes[name] = single
     return (
         [f"the program was written for {replicas} replicas (pmap) and is read as one of them"] if replicas > 1 else []
     )
@@ -285,19 +285,19 @@ def with_static_shapes(module: Any, function: Any, path: str) -> Any:
     Args:
         function: the entry function of `module`.
     """
-    found = dynamic_argument(function) or first_dynamic(module)
-    given = next(iter(walk_ops(module, *GIVEN_SHAPES)), None)
-    if found is None and given is not None:  # it reads its result's shape from an array; refinement makes it static
-        found = Dynamic(f"the result of {given.name}", given)
-    if found is None:
+    dynamic = dynamic_argument(function) or first_dynamic(module)
+    shaped = next(iter(walk_ops(module, *GIVEN_SHAPES)), None)
+    if dynamic is None and shaped is not None:  # it reads its result's shape from an array; refinement makes it static
+        dynamic = Dynamic(f"the result of {shaped.name}", shaped)
+    if dynamic is None:
         return module
-    if found.operation.name != "func.func" and dynamic_argument(function) is None:
+    if dynamic.operation.name != "func.func" and dynamic_argument(function) is None:
         try:
             static = in_child(refined, write_bytecode(module), seconds=SECONDS)
         except (InputError, ChildError):
-            raise refusal(found, path) from None
+            raise refusal(dynamic, path) from None
         return parse_module(make_context(), static)
-    raise refusal(found, path)
+    raise refusal(dynamic, path)
 
 
 def refined(bytecode: bytes) -> bytes:
@@ -308,8 +308,8 @@ def refined(bytecode: bytes) -> bytes:
         raise InputError(first_error(error)[1]) from None
 
 
-def refusal(found: Dynamic, path: str) -> InputError:
-    return InputError(f"{found.what} has no fixed shape", where=place_of(found.operation, path), hint=HINT)
+def refusal(dynamic: Dynamic, path: str) -> InputError:
+    return InputError(f"{dynamic.what} has no fixed shape", where=place_of(dynamic.operation, path), hint=HINT)
 
 
 def dynamic_argument(function: Any) -> Dynamic | None:
@@ -322,12 +322,12 @@ def dynamic_argument(function: Any) -> Dynamic | None:
 
 def first_dynamic(module: Any) -> Dynamic | None:
     """The first operation, in program order, with a result without a static shape."""
-    known: dict[Any, bool] = {}
+    static: dict[Any, bool] = {}
     for operation in operations_in(module):
         for kind in [result.type for result in operation.results]:
-            if kind not in known:
-                known[kind] = is_static(kind)
-            if not known[kind]:
+            if kind not in static:
+                static[kind] = is_static(kind)
+            if not static[kind]:
                 return Dynamic(f"the result of {operation.name} ({kind})", operation)
     return None
 

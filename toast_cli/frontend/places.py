@@ -194,15 +194,15 @@ def scopes_of(stack: str) -> tuple[str, ...]:
 
     A number is joined to the name before it: `h/3`.
     """
-    found: list[str] = []
+    scopes: list[str] = []
     for name in scope_parts(stack)[0]:
         if "->" in name:
             continue
-        if found and _NUMBER.fullmatch(name):
-            found[-1] = f"{found[-1]}/{name}"
+        if scopes and _NUMBER.fullmatch(name):
+            scopes[-1] = f"{scopes[-1]}/{name}"
         else:
-            found.append(name)
-    return tuple(found)
+            scopes.append(name)
+    return tuple(scopes)
 
 
 def folded(path: Iterable[str]) -> tuple[str, ...]:
@@ -222,7 +222,9 @@ def common_start(paths: Iterable[tuple[str, ...]]) -> int:
 
 def around(paths: Iterable[Sequence[str]]) -> str:
     """`decoder/block/*, encoder`: the innermost module around all paths, for each outermost one; empty if a path is."""
-    alike = defaultdict[str, list[tuple[str, ...]]](list)
+    families = defaultdict[str, list[tuple[str, ...]]](list)  # outermost module -> paths in it
     for path in paths:
-        alike["".join(path[:1])].append((*path, ""))  # `common_start` leaves the last one
-    return "" if "" in alike else ", ".join("/".join(of[0][: common_start(of)]) for of in alike.values())
+        families["".join(path[:1])].append((*path, ""))  # `common_start` leaves the last one
+    if "" in families:
+        return ""
+    return ", ".join("/".join(family[0][: common_start(family)]) for family in families.values())

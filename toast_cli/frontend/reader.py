@@ -114,12 +114,8 @@ class Reader:
 
     # -- the walk ------------------------------------------------------------------------------------------------
 
-    def function(self, function: Any) -> None:
-        """Reads arguments, body and results of the entry function."""
-        self.whole(function.operation, function.entry_block)
-
-    def whole(self, owner: Any, block: Any) -> None:
-        """The same for any operation with this one block."""
+    def read(self, owner: Any, block: Any) -> None:
+        """Reads arguments, body and results of the entry function or a manual region, which has this one block."""
         for argument in block.arguments:
             number = self._define(argument)
             self._add(Op(ARGUMENT, (), (number,), free_rule(self.values[number].shape)), owner)
@@ -167,8 +163,8 @@ class Reader:
         of_region = kernel is not None and self._in_region  # kernels cannot use axes left to the partitioner
         if "sdy.sharding_rule" in attributes and not kind_of(name).replicated and not of_region:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
-            whole = len(rule.need_replication) == len(rule.sizes)  # such as eigh of a single matrix
-            opaque = whole and name == "stablehlo.custom_call" and any(prod(s) > 1 for s in shapes + result_shapes)
+            unsplit = len(rule.need_replication) == len(rule.sizes)  # such as eigh of a single matrix
+            opaque = unsplit and name == "stablehlo.custom_call" and any(prod(s) > 1 for s in shapes + result_shapes)
             if name in STATED_OTHERWISE:
                 rule = partitioner_rule(rule, name, shapes[0], result_shapes[0])
             elif name == CONCATENATE:
@@ -177,16 +173,16 @@ class Reader:
                 rule = bitwise_reduction_rule(rule)
         else:
             ragged = ragged_rule(operation) if name == RAGGED_DOT else None
-            known = ragged or table_rule(name, detail, shapes, result_shapes)
-            rule = known or replicated_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
-            whole = known is None and name != MANUAL_REGION  # a region is computed in shards
+            stated = ragged or table_rule(name, detail, shapes, result_shapes)
+            rule = stated or replicated_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
+            unsplit = stated is None and name != MANUAL_REGION  # a region is computed in shards
             familiar = kernel is not None or is_placed(operation) or _OF_XLA.match(detail)
-            opaque = whole and any(prod(s) > 1 for s in shapes + result_shapes)
+            opaque = unsplit and any(prod(s) > 1 for s in shapes + result_shapes)
             if opaque and name == "stablehlo.custom_call" and not familiar:
                 arrays = ([self.values[v] for v in side] for side in (operands, results))
                 self.unknown.setdefault(detail, suggestion(detail, *arrays))
-        known_as = detail if detail in OP_KINDS else name
-        flops = op_flops(operation, known_as, shapes, result_shapes, rule) if kernel is None else kernel.flops
+        kind_name = detail if detail in OP_KINDS else name
+        flops = op_flops(operation, kind_name, shapes, result_shapes, rule) if kernel is None else kernel.flops
         region = None
         if name == MANUAL_REGION:
             region = self._region(operation)
@@ -206,7 +202,7 @@ class Reader:
         """The computation of a manual region on each device."""
         reader = Reader()
         reader._depth, reader._in_region = self._depth, True
-        reader.whole(operation, operation.regions[0].blocks[0])
+        reader.read(operation, operation.regions[0].blocks[0])
         reader.drop_dead_ops()
         reader.find_repeats()
         for assumed, places in reader._unsure.items():
@@ -240,13 +236,13 @@ class Reader:
         count = trip_count(operation)
         stated, number = stated_runs(operation), len(self.loops)
         times = stated[0] if count is None and stated else count
-        known = times is not None
+        is_known = times is not None
         if times is None:
             limit = trip_limit(operation)
             times = 1 if limit is None else limit
             assumed = "once" if limit is None else "as often as it can at most"
             self._unsure[f"each loop of unknown length is taken to run {assumed}"].append(_place(operation))
-        self.loops.append(Loop(loop, len(self.ops), -1, times, known))
+        self.loops.append(Loop(loop, len(self.ops), -1, times, is_known))
         inner = trips * times
         yielded = list(terminator.operands)
         carries: list[tuple[int, int]] = []  # (op number of the carry, position)
@@ -349,11 +345,11 @@ class Reader:
                 continue
             new = [(operation, op.results)] if key in compared else [before, (operation, op.results)]
             compared.add(key)
-            for one, made in new:
-                types = tuple(self.values[v] for v in made)
-                known = computed.setdefault((key, types, tuple(one.attributes.items())), made)
-            first.update(zip(op.results, known, strict=True))
-            if known is not op.results:
+            for candidate, results in new:
+                types = tuple(self.values[v] for v in results)
+                earlier = computed.setdefault((key, types, tuple(candidate.attributes.items())), results)
+            first.update(zip(op.results, earlier, strict=True))
+            if earlier is not op.results:
                 self.ops[number] = replace(op, repeats=True)
 
 
@@ -386,7 +382,7 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
     """The Program of one normalised entry function, and the reader, which maps it to the module."""
     reader = Reader()
     try:
-        reader.function(function)
+        reader.read(function.operation, function.entry_block)
     except KeyError as error:
         raise InputError(f"a value is used before it is defined ({error})", hint="is the module valid MLIR?") from error
     arguments = read_arguments(function)
@@ -411,14 +407,14 @@ def read_arguments(function: Any) -> tuple[Argument, ...]:
 
     handles, results = list(function.arguments), len(function.type.results)
     paths = argument_paths([printable(xla.location_name(handle.location)) for handle in handles])
-    found = []
+    arguments = []
     for index, attributes in enumerate(_each(function, "arg_attrs", len(handles))):
         place = partial("argument {}".format, index)
         alias = foreign.integer(attributes, "tf.aliasing_output", place, least=0, most=results - 1)
         donated = alias is not None or "jax.buffer_donor" in attributes
         on_host = is_host(foreign.text(attributes, "mhlo.memory_kind", place))
-        found.append(Argument(index, paths[index], donated, -1 if alias is None else alias, on_host=on_host))
-    return tuple(found)
+        arguments.append(Argument(index, paths[index], donated, -1 if alias is None else alias, on_host=on_host))
+    return tuple(arguments)
 
 
 def is_host(kind: str | None) -> bool:
@@ -483,8 +479,8 @@ def restored_paths(names: list[str]) -> list[str]:
 
 def restored_path(name: str) -> str | None:
     """The path that a name was made from; None if there is none."""
-    whole = _ARGUMENT.match(name) if len(name) <= MOST else None
-    ends = [] if whole is None else [end for end in range(whole.end(), 0, -1) if _ARGUMENT.fullmatch(name, 0, end)]
+    match = _ARGUMENT.match(name) if len(name) <= MOST else None
+    ends = [] if match is None else [end for end in range(match.end(), 0, -1) if _ARGUMENT.fullmatch(name, 0, end)]
     dead: set[int] = set()
     return next((name[:end] + rest for end in ends if (rest := _steps(name, end, dead)) is not None), None)
 
@@ -497,8 +493,8 @@ def _steps(name: str, start: int, dead: set[int]) -> str | None:
         return None
     for pattern, form in _STEPS:
         for end in range(len(name), start, -1):
-            found = pattern.fullmatch(name, start, end)
-            if found and (rest := _steps(name, end, dead)) is not None:
-                return form.format(found[1]) + rest
+            match = pattern.fullmatch(name, start, end)
+            if match and (rest := _steps(name, end, dead)) is not None:
+                return form.format(match[1]) + rest
     dead.add(start)
     return None

@@ -133,7 +133,7 @@ class ShardyRules:
     def read(self, attribute: Any) -> Rule:
         rule = self._rules.get(attribute)
         if rule is None:
-            rule = self._rules[attribute] = _whole_where_alone(
+            rule = self._rules[attribute] = _unsharded_where_unshared(
                 Rule(*xla.sharding_rule(attribute)), xla.is_custom_rule(attribute)
             )
         return rule
@@ -156,7 +156,7 @@ def partitioner_rule(rule: Rule, name: str, operand: tuple[int, ...], result: tu
     elif name == DYNAMIC_UPDATE_SLICE:
         need, permuted = need | permuted.difference(*rule.results[0]), frozenset()
     elif name == CONVOLUTION:
-        counts = Counter(factor for dims in (*rule.operands, *rule.results) for one in dims for factor in one)
+        counts = Counter(factor for dims in (*rule.operands, *rule.results) for factors in dims for factor in factors)
         permuted = frozenset(factor for factor in permuted if counts[factor] > 1)
         sizes = tuple(1 if f in rule.permutation - permuted else size for f, size in enumerate(sizes))
     return replace(rule, sizes=sizes, need_replication=need, permutation=permuted)
@@ -176,26 +176,26 @@ def bitwise_reduction_rule(rule: Rule) -> Rule:
     return replace(rule, need_replication=rule.need_replication | rule.reduction, reduction=frozenset())
 
 
-def _whole_where_alone(rule: Rule, custom: bool) -> Rule:
+def _unsharded_where_unshared(rule: Rule, custom: bool) -> Rule:
     """Completes a custom call's own rule: a dimension that operands and results do not share must be unsharded."""
     if not custom:
         return rule
-    read, made = (
+    read, written = (
         {f for dims in arrays for factors in dims for f in factors} for arrays in (rule.operands, rule.results)
     )
-    return replace(rule, need_replication=rule.need_replication | (read ^ made))
+    return replace(rule, need_replication=rule.need_replication | (read ^ written))
 
 
 def region_rule(body: Program) -> Rule:
     """The rule of a region. A dimension sharded over manual axes is longer outside than its factor."""
     dimensions: DisjointSets[Dimension] = DisjointSets()
-    whole: set[Dimension] = set()
+    unsplit: set[Dimension] = set()
     for op in body.ops:
         for dims in _factors(op).values():
             for dimension in dims[1:]:
                 dimensions.union(dims[0], dimension)
-        whole.update(_needed_whole(op))
-    blocked = {dimensions.find(dimension) for dimension in whole}
+        unsplit.update(_unsplittable(op))
+    blocked = {dimensions.find(dimension) for dimension in unsplit}
     for value, array in enumerate(body.values):  # classes that occur twice in one array
         count = Counter(dimensions.find((value, d)) for d in range(len(array.shape)))
         blocked.update(name for name, times in count.items() if times > 1)
@@ -204,17 +204,17 @@ def region_rule(body: Program) -> Rule:
     sizes: list[int] = []
 
     def factors(value: int) -> ValueFactors:
-        found: list[tuple[int, ...]] = []
+        dims: list[tuple[int, ...]] = []
         for d, size in enumerate(body.values[value].shape):
             name = dimensions.find((value, d))
             if name in blocked or size == 1:
-                found.append(())
+                dims.append(())
                 continue
             number = numbers.setdefault(name, len(sizes))
             if number == len(sizes):
                 sizes.append(size)
-            found.append((number,) if sizes[number] == size else ())
-        return tuple(found)
+            dims.append((number,) if sizes[number] == size else ())
+        return tuple(dims)
 
     come, leave = (tuple(map(factors, values)) for values in inside)
     return Rule(tuple(sizes), come, leave)
@@ -227,15 +227,15 @@ def _arrays(op: Op) -> Iterator[tuple[int, ValueFactors]]:
 
 def _factors(op: Op) -> dict[int, list[Dimension]]:
     """Factor of an op -> the dimensions of which it is all or the major part."""
-    found: dict[int, list[Dimension]] = defaultdict(list)
+    dimensions: dict[int, list[Dimension]] = defaultdict(list)
     for value, dims in _arrays(op):
         for d, factors in enumerate(dims):
             if factors:
-                found[factors[0]].append((value, d))
-    return found
+                dimensions[factors[0]].append((value, d))
+    return dimensions
 
 
-def _needed_whole(op: Op) -> Iterator[Dimension]:
+def _unsplittable(op: Op) -> Iterator[Dimension]:
     """Dimensions along which an op cannot be split, and minor parts of others. XLA gathers the operands of collectives
     along further axes."""
     rule = op.rule
@@ -310,10 +310,10 @@ def library_flops(target: str, operands: list[Shape]) -> float:
     Args:
         operands: the first is [..., m, n]; of a triangular solve [..., n, n], and the second the right-hand sides.
     """
-    found = _FACTORIZATION.match(target)
-    if found is None or not operands or len(operands[0]) < 2:
+    match = _FACTORIZATION.match(target)
+    if match is None or not operands or len(operands[0]) < 2:
         return 0.0
-    name, (*batch, m, n) = found[found.lastindex or 0], operands[0]
+    name, (*batch, m, n) = match[match.lastindex or 0], operands[0]
     if name == "trsm":
         return float(n * prod(operands[1]))
     return _RATIOS[name] * prod(batch) * m * n * min(m, n)
@@ -354,14 +354,14 @@ def windows_of(op: Any, name: str, operands: list[Shape], results: list[Shape]) 
     """The windows of an op; empty for an op of another kind."""
     if name not in _READERS:
         return ()
-    found = _READERS[name](op, operands, results[0])
-    return tuple(w for w in found if (w.inputs, w.size, w.stride, w.low, w.dilation) != (w.outputs, 1, 1, 0, 1))
+    windows = _READERS[name](op, operands, results[0])
+    return tuple(w for w in windows if (w.inputs, w.size, w.stride, w.low, w.dilation) != (w.outputs, 1, 1, 0, 1))
 
 
 def convolution_dims(op: Any) -> tuple[list[str], list[str], list[str]]:
     """Dimensions of image, kernel and result of a convolution, in order: b, f, i, o, or the number of a spatial one."""
-    found = _DIM_NUMBERS.search(str(op.attributes["dimension_numbers"]))
-    lhs, rhs, out = ([d.strip() for d in text.split(",")] for text in found.groups())  # type: ignore[union-attr]
+    match = _DIM_NUMBERS.search(str(op.attributes["dimension_numbers"]))
+    lhs, rhs, out = ([d.strip() for d in text.split(",")] for text in match.groups())  # type: ignore[union-attr]
     return lhs, rhs, out
 
 
@@ -379,10 +379,10 @@ def convolution_windows(op: Any, operands: list[Shape], result: Shape) -> list[W
     ones = [1] * len(spatial)
     strides, dilations, spreads = (numbers(op, k, ones) for k in ("window_strides", "lhs_dilation", "rhs_dilation"))
     low = numbers(op, "padding", [0] * 2 * len(spatial))[::2]
-    found = []
+    windows = []
     for n, d in enumerate(spatial):
         i, k, o = lhs.index(d), rhs.index(d), out.index(d)
-        found.append(
+        windows.append(
             Window(
                 i,
                 o,
@@ -396,7 +396,7 @@ def convolution_windows(op: Any, operands: list[Shape], result: Shape) -> list[W
                 kernel_dim=k,
             )
         )
-    return found
+    return windows
 
 
 def _pooling(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
@@ -497,8 +497,8 @@ def ragged_dot(operation: Any) -> RaggedDot | None:
     text = str(operation.attributes[NUMBERS])
 
     def dims(name: str) -> Dims:
-        found = re.search(rf"\b{name}_dimensions = \[([^\]]*)\]", text)
-        return tuple(int(n) for n in found[1].split(",") if n.strip()) if found else ()
+        match = re.search(rf"\b{name}_dimensions = \[([^\]]*)\]", text)
+        return tuple(int(n) for n in match[1].split(",") if n.strip()) if match else ()
 
     left, right, sizes = (tuple(operand.type.shape) for operand in operation.operands)
     ragged, group = dims("lhs_ragged"), dims("rhs_group")
@@ -516,8 +516,8 @@ def ragged_dot(operation: Any) -> RaggedDot | None:
         and len(numbers.left_batch) == len(numbers.right_batch)
         and len(numbers.left_contracting) == len(numbers.right_contracting)
         and all(
-            len(set(of)) == len(of) and all(0 <= d < len(shape) for d in of)
-            for of, shape in ((lefts, left), (rights, right))
+            len(set(used)) == len(used) and all(0 <= d < len(shape) for d in used)
+            for used, shape in ((lefts, left), (rights, right))
         )
         and 0 <= ragged[0] < len(left)
     )
@@ -528,11 +528,11 @@ def ragged_dot(operation: Any) -> RaggedDot | None:
 
 def ragged_rule(operation: Any) -> Rule | None:
     """The rule of a `chlo.ragged_dot`. `group_sizes` is replicated along the groups."""
-    at = ragged_dot(operation)
-    if at is None:
+    dot = ragged_dot(operation)
+    if dot is None:
         return None
     left, right, sizes = (tuple(operand.type.shape) for operand in operation.operands)
-    made = tuple(operation.results[0].type.shape)
+    result_shape = tuple(operation.results[0].type.shape)
     lengths: list[int] = []
 
     def factor(length: int) -> tuple[int]:
@@ -540,36 +540,40 @@ def ragged_rule(operation: Any) -> Rule | None:
         return (len(lengths) - 1,)
 
     of_left: ValueFactors = tuple(map(factor, left))
-    shared = dict(zip(at.right_batch + at.right_contracting, at.left_batch + at.left_contracting, strict=True))
+    shared = dict(zip(dot.right_batch + dot.right_contracting, dot.left_batch + dot.left_contracting, strict=True))
     of_right: ValueFactors = tuple(of_left[shared[d]] if d in shared else factor(n) for d, n in enumerate(right))
-    groups = of_right[at.group] if at.group >= 0 else factor(sizes[-1]) if at.contracts_rows else ()
-    free = tuple(of_right[d] for d in range(len(right)) if d not in shared and d != at.group)
-    rows = tuple(of_left[d] for d in at.left_batch + at.left_free)
-    result: ValueFactors = (*((groups,) if at.contracts_rows else ()), *rows, *free)
-    if tuple(lengths[f] for (f,) in result) != made:
+    groups = of_right[dot.group] if dot.group >= 0 else factor(sizes[-1]) if dot.contracts_rows else ()
+    free = tuple(of_right[d] for d in range(len(right)) if d not in shared and d != dot.group)
+    rows = tuple(of_left[d] for d in dot.left_batch + dot.left_free)
+    result: ValueFactors = (*((groups,) if dot.contracts_rows else ()), *rows, *free)
+    if tuple(lengths[f] for (f,) in result) != result_shape:
         return None
-    prefix = tuple(of_left[d] for d in at.prefix) if len(sizes) > 1 else ()
-    summed = {f for d in at.left_contracting for f in of_left[d]} | set(groups if at.group >= 0 else ())
+    prefix = tuple(of_left[d] for d in dot.prefix) if len(sizes) > 1 else ()
+    summed = {f for d in dot.left_contracting for f in of_left[d]} | set(groups if dot.group >= 0 else ())
     # If each batch has its own group sizes, rows of a group begin at another place in each batch.
-    whole = frozenset(groups if prefix else ())
+    unsplit = frozenset(groups if prefix else ())
     return Rule(
-        tuple(lengths), (of_left, of_right, (*prefix, ())), (result,), frozenset(summed) - whole, need_replication=whole
+        tuple(lengths),
+        (of_left, of_right, (*prefix, ())),
+        (result,),
+        frozenset(summed) - unsplit,
+        need_replication=unsplit,
     )
 
 
-def group_factor(rule: Rule, at: RaggedDot) -> int:
+def group_factor(rule: Rule, dot: RaggedDot) -> int:
     """The factor of the groups; -1 if neither operands nor the result have such a dimension."""
-    if at.group >= 0:
-        return rule.operands[1][at.group][0]
-    return rule.results[0][0][0] if at.contracts_rows else -1
+    if dot.group >= 0:
+        return rule.operands[1][dot.group][0]
+    return rule.results[0][0][0] if dot.contracts_rows else -1
 
 
 def ragged_flops(operation: Any, rule: Rule) -> float:
     """FLOPs: two for each pair of numbers that are multiplied; each row is multiplied with one group's matrix."""
-    at = ragged_dot(operation)
-    if at is None:
+    dot = ragged_dot(operation)
+    if dot is None:
         return 0.0
-    of_groups = group_factor(rule, at)
+    of_groups = group_factor(rule, dot)
     flops = 2.0
     for factor, size in enumerate(rule.sizes):
         flops *= 1 if factor == of_groups else size

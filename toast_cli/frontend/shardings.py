@@ -56,7 +56,7 @@ Subject = tuple[Any, tuple[OperandOfOp, ...], str]
 
 
 @dataclass(frozen=True)
-class Kept:
+class Annotation:
     """One sharding that the program states.
 
     Attributes:
@@ -79,8 +79,8 @@ class Findings:
     argument_axes: argument (by number) -> per dimension the one mesh axis that splits it, or "".
     """
 
-    kept: list[Kept] = field(default_factory=list)
-    pins: list[Kept] = field(default_factory=list)
+    kept: list[Annotation] = field(default_factory=list)
+    pins: list[Annotation] = field(default_factory=list)
     count: int = 0
     argument_axes: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -93,11 +93,11 @@ def take_shardings(module: Any, function: Any, path: str) -> Findings:
         taker.body(function)
     findings = taker.findings
     return replace(
-        findings, kept=list(map(_of_what_is_used, findings.kept)), pins=list(map(_of_what_is_used, findings.pins))
+        findings, kept=list(map(_on_used_value, findings.kept)), pins=list(map(_on_used_value, findings.pins))
     )
 
 
-def _of_what_is_used(kept: Kept) -> Kept:
+def _on_used_value(kept: Annotation) -> Annotation:
     """The record with the value that its uses read now: the constraint between them, and its result, is erased."""
     if not kept.uses:
         return kept
@@ -122,7 +122,7 @@ class _Taker:
         if not uses:
             self._annotated.setdefault(value, sharding)
         self._records[value].append(len(self.findings.kept))
-        self.findings.kept.append(Kept(value, sharding, uses, origin))
+        self.findings.kept.append(Annotation(value, sharding, uses, origin))
 
     def boundary(self, function: Any) -> None:
         """Takes the shardings of the function's arguments and results. A result is a use of the returned value."""
@@ -134,7 +134,7 @@ class _Taker:
         numbers = {value: k for k, value in enumerate(block.arguments)}
         for kept in self.findings.kept:
             if kept.sharding.axes is not None:
-                axes = tuple(found[0] if found and len(found) == 1 else "" for found in kept.sharding.axes)
+                axes = tuple(split[0] if split and len(split) == 1 else "" for split in kept.sharding.axes)
                 self.findings.argument_axes[numbers[kept.value]] = axes
         self._boundary_attributes(function.operation, "res_attrs", results)
 
@@ -144,8 +144,8 @@ class _Taker:
         cleaned = []
         for entry, (value, uses, origin) in zip(function.attributes[name], subjects, strict=True):
             attributes = {item.name: item.attr for item in entry}
-            place = partial(_at, self._path, origin)
-            sharding = one_sharding(annotated_shardings(attributes, self._meshes, place), _rank(value), place)
+            place = partial(_named_place, self._path, origin)
+            sharding = single_sharding(annotated_shardings(attributes, self._meshes, place), _rank(value), place)
             if sharding is not None:
                 self._record(value, sharding, uses, origin)
             cleaned.append(ir.DictAttr.get(without_shardings(attributes, place)))
@@ -199,15 +199,15 @@ class _Taker:
             operation.erase()
             return
         value, result = operation.operands[0], operation.results[0]
-        found = self._annotated_by(operation)
-        if found is None:
+        sharding = self._annotated_by(operation)
+        if sharding is None:
             self.findings.count += 1
         else:
             uses: tuple[OperandOfOp, ...] = ()
-            if value in self._annotated and self._annotated[value] != found:
+            if value in self._annotated and self._annotated[value] != sharding:
                 read = ((use.owner.operation, int(use.operand_number)) for use in result.uses)
                 uses = tuple(use for use in read if called_name(use[0]) not in MOVES | GROUPINGS)  # others are erased
-            self._record(value, found, uses, place_of(operation, self._path))
+            self._record(value, sharding, uses, place_of(operation, self._path))
         for number in self._records.pop(result, ()):  # the result's shardings move to its replacement
             self.findings.kept[number] = replace(self.findings.kept[number], value=value)
             self._records[value].append(number)
@@ -220,21 +220,21 @@ class _Taker:
             if name in operation.attributes:
                 place = partial(place_of, operation, self._path)
                 attribute = foreign.of_kind(operation.attributes[name], name, sdy.TensorShardingAttr, place)
-                return one_sharding([tensor_sharding(attribute, self._meshes)], _rank(operation.results[0]), place)
+                return single_sharding([tensor_sharding(attribute, self._meshes)], _rank(operation.results[0]), place)
         attributes = {name: operation.attributes[name] for name in operation.attributes}
         place = partial(place_of, operation, self._path)
-        found = annotated_shardings(attributes, self._meshes, place)
-        return one_sharding(found, _rank(operation.results[0]), place)
+        shardings = annotated_shardings(attributes, self._meshes, place)
+        return single_sharding(shardings, _rank(operation.results[0]), place)
 
     def _manual_region(self, operation: Any) -> None:
         """Records the boundary of a manual region: the shardings of its operands and results."""
         origin = f"the manual region at {place_of(operation, self._path)}"
-        needed = value_shardings(operation.attributes["in_shardings"], self._meshes)
-        for k, (value, sharding) in enumerate(zip(operation.operands, needed, strict=True)):
-            self.findings.pins.append(Kept(value, sharding, ((operation, k),), origin))
-        made = value_shardings(operation.attributes["out_shardings"], self._meshes)
-        for value, sharding in zip(operation.results, made, strict=True):
-            self.findings.pins.append(Kept(value, sharding, (), origin))
+        operand_shardings = value_shardings(operation.attributes["in_shardings"], self._meshes)
+        for k, (value, sharding) in enumerate(zip(operation.operands, operand_shardings, strict=True)):
+            self.findings.pins.append(Annotation(value, sharding, ((operation, k),), origin))
+        result_shardings = value_shardings(operation.attributes["out_shardings"], self._meshes)
+        for value, sharding in zip(operation.results, result_shardings, strict=True):
+            self.findings.pins.append(Annotation(value, sharding, (), origin))
 
 
 def called_name(operation: Any) -> str:
@@ -249,7 +249,7 @@ def _rank(value: Any) -> int:
     return int(value.type.rank) if isinstance(value.type, ir.RankedTensorType) else 0
 
 
-def _at(path: str, origin: str) -> str:
+def _named_place(path: str, origin: str) -> str:
     return f"{path}: {origin}"
 
 
@@ -368,18 +368,18 @@ def annotated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locat
     return next((read() for read, there in zip(readers, present, strict=True) if there), [])
 
 
-def one_sharding(found: list[AnnotatedSharding], rank: int, place: Locator) -> AnnotatedSharding | None:
+def single_sharding(shardings: list[AnnotatedSharding], rank: int, place: Locator) -> AnnotatedSharding | None:
     """The sharding of a single array; None if it has none.
 
     Raises `InputError` for several shardings, or for another number of dimensions.
     """
-    if not found:
+    if not shardings:
         return None
-    if len(found) > 1:
-        what = f"there are {len(found)} shardings for one array"
+    if len(shardings) > 1:
+        what = f"there are {len(shardings)} shardings for one array"
         raise InputError(what, where=place(), hint="give it one, or take them out of the program")
-    check_rank(found[0], rank, place)
-    return found[0]
+    check_rank(shardings[0], rank, place)
+    return shardings[0]
 
 
 def check_rank(sharding: AnnotatedSharding, rank: int, place: Locator) -> None:
@@ -408,8 +408,8 @@ def without_shardings(attributes: dict[str, Any], place: Locator, keep_placement
     cleaned = {name: attr for name, attr in attributes.items() if keep_placement or name not in (SDY, GSPMD)}
     if FRONTEND in cleaned:
         cleaned.pop(FRONTEND)
-        found = foreign.entries(attributes, FRONTEND, place).items()
-        kept = {name: attribute for name, attribute in found if not name.startswith(FRONTEND_PREFIX)}
+        entries = foreign.entries(attributes, FRONTEND, place).items()
+        kept = {name: attribute for name, attribute in entries if not name.startswith(FRONTEND_PREFIX)}
         if kept:
             cleaned[FRONTEND] = ir.DictAttr.get(kept)
     if FRONTEND_RULE in texts:

@@ -241,15 +241,11 @@ def leaf_types(kind: Any) -> list[Any]:
 
 def tuple_operations(function: Any) -> list[Any]:
     """Operations that take or return a tuple, in program order."""
-    known: dict[Any, bool] = {}
-
-    def tupled(value: Any) -> bool:
-        kind = value.type
-        if kind not in known:
-            known[kind] = is_tuple(kind)
-        return known[kind]
-
-    return [one for one in operations_in(function) if any(map(tupled, (*one.results, *one.operands)))]
+    return [
+        operation
+        for operation in operations_in(function)
+        if any(is_tuple(value.type) for value in (*operation.results, *operation.operands))
+    ]
 
 
 def flatten_boundary(function: Any) -> None:

@@ -15,7 +15,7 @@ from toast_cli.base.units import printable
 from toast_cli.frontend.attributes import copy_splats, merge_scalars
 from toast_cli.frontend.places import TEXT, Frame, frames_of, name_stack_of, place_text
 from toast_cli.frontend.reader import read_program
-from toast_cli.frontend.shardings import Kept
+from toast_cli.frontend.shardings import Annotation
 from toast_cli.kernels.describe import describe_kernels, drop_descriptions
 from toast_cli.program.model import Program
 from toast_cli.xla import ir, operations_in
@@ -61,7 +61,7 @@ class Source:
     definitions: list[Any]
     operations: list[Any]
     uses: dict[tuple[int, int], tuple[Any, int]]
-    annotations: tuple[Kept, ...] = ()
+    annotations: tuple[Annotation, ...] = ()
     notices: tuple[str, ...] = ()
     kernels: Table | None = None
     own_mesh: tuple[tuple[str, int], ...] = ()
@@ -72,14 +72,14 @@ class Source:
     def numbers(self) -> dict[Any, int]:
         """Value of the module -> its number in the program. What a loop carries, or passes on unchanged, has the same
         number in the loop and behind it."""
-        found = {handle: value for value, handle in enumerate(self.definitions)} | self.also
+        numbers = {handle: value for value, handle in enumerate(self.definitions)} | self.also
         for loop in xla.walk_ops(self.module, "stablehlo.while"):
             condition, body = (region.blocks[0] for region in loop.regions)
             for k, yielded in enumerate(xla.terminator(body).operands):
-                value = found.get(loop.operands[k] if yielded == body.arguments[k] else loop.results[k])
+                value = numbers.get(loop.operands[k] if yielded == body.arguments[k] else loop.results[k])
                 if value is not None:
-                    found.update(dict.fromkeys((loop.results[k], body.arguments[k], condition.arguments[k]), value))
-        return found
+                    numbers.update(dict.fromkeys((loop.results[k], body.arguments[k], condition.arguments[k]), value))
+        return numbers
 
     def use(self, op: int, position: int) -> Use:
         """The use of operand `position` of program op `op` in the module (a `while` init, a
@@ -112,7 +112,7 @@ class Source:
 
 
 def read_source(
-    path: str, form: str, module: Any, notices: tuple[str, ...] = (), annotations: tuple[Kept, ...] = ()
+    path: str, form: str, module: Any, notices: tuple[str, ...] = (), annotations: tuple[Annotation, ...] = ()
 ) -> Source:
     """The Source of a normalised module. Populates Shardy's rules, reads them and removes them again."""
     xla.run_passes(module, "func.func(sdy-populate-op-sharding-rules)")
@@ -155,16 +155,16 @@ def read_rewritten(source: Source, operation: Any, *added: str, **facts: Any) ->
     merge_scalars(module)
     copy_splats(module)
     describe_kernels(module, source.kernels)
-    found = read_source(source.path, source.format, module)
+    rewritten = read_source(source.path, source.format, module)
     arguments = tuple(
         replace(new, dimension_names=old.dimension_names, annotated_axes=old.annotated_axes)
-        for new, old in zip(found.program.arguments, source.program.arguments, strict=True)
+        for new, old in zip(rewritten.program.arguments, source.program.arguments, strict=True)
     )
-    before = {name: getattr(source.program, name) for name in ("parted", "microbatches", "recompute", "offload")}
-    program = replace(found.program, arguments=arguments, **(before | facts))
+    recorded = {name: getattr(source.program, name) for name in ("parted", "microbatches", "recompute", "offload")}
+    program = replace(rewritten.program, arguments=arguments, **(recorded | facts))
     notices = (*source.notices, *added)
-    kept = {name: getattr(source, name) for name in ("kernels", "sizes")}
-    return replace(found, program=program, notices=notices, **kept)
+    fields = {name: getattr(source, name) for name in ("kernels", "sizes")}
+    return replace(rewritten, program=program, notices=notices, **fields)
 
 
 def read_from_outside(operations: Collection[Any]) -> list[Any]:
@@ -175,8 +175,8 @@ def read_from_outside(operations: Collection[Any]) -> list[Any]:
 def made_by(operations: Iterable[Any]) -> set[Any]:
     """Results of operations and of those in their regions, and arguments of the regions."""
     within = [inner for operation in operations for inner in operations_in(operation)]
-    made = {value for inner in within for value in inner.results}
-    return made | {
+    results = {value for inner in within for value in inner.results}
+    return results | {
         value for inner in within for region in inner.regions for block in region for value in block.arguments
     }
 

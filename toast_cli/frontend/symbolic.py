@@ -66,14 +66,14 @@ def no_symbols(given: str, where: str) -> InputError:
 
 def symbols_of(data: bytes, module: Any) -> Symbols:
     """The symbols in the shapes of a jax.export file's arguments, in order; `module` is the file's own."""
-    found: Symbols = {}
+    symbols: Symbols = {}
     for argument, shape in _symbolic(data, module):
         name = location_name(argument.location) or f"argument {argument.arg_number}"
         for dimension, text in enumerate(shape):
             for symbol in dict.fromkeys(_SYMBOL.findall(text)):
                 place = f"{name}[{dimension}]"
-                found.setdefault(symbol, []).append(place if text == symbol else f"{place} = {text}")
-    return found
+                symbols.setdefault(symbol, []).append(place if text == symbol else f"{place} = {text}")
+    return symbols
 
 
 def constraints_of(module: Any) -> list[str]:
@@ -199,9 +199,9 @@ def _own_start(start: Any, place: Any) -> Any:
         if number < size:
             break
         number -= size
-    known = known_numbers(part)
-    if known is not None:
-        return splat_of(str(known[number]), start.type, place)
+    elements = known_numbers(part)
+    if elements is not None:
+        return splat_of(str(elements[number]), start.type, place)
     scalar = not isinstance(part, ir.BlockArgument) and part.owner.name == "stablehlo.reshape"
     return part.owner.operands[0] if scalar and part.owner.operands[0].type == start.type else start
 

@@ -38,8 +38,8 @@ RUNS = "toast.runs"
 # no period in common with what happens every few trips.
 SAMPLED, GOLDEN = 256, (5**0.5 - 1) / 2
 
-Known = Mapping[Any, Array]  # values and their elements
-NOTHING: Known = MappingProxyType({})
+Counters = Mapping[Any, Array]  # counter of a loop -> its value
+NO_COUNTERS: Counters = MappingProxyType({})
 Number = tuple[Any, int]  # a value, or None, and the constant added to it
 Condition = tuple[Any | None, bool]  # an operation that returns a boolean, and the value it must have
 
@@ -58,18 +58,18 @@ def state_runs(module: Any, stated: tuple[str, ...], file: str) -> None:
     Raises `UsageError` for an entry without such numbers, and for one that fits nothing in the program.
     """
     operations = walk_ops(module, WHILE, IF, CASE)
-    there = [(operation, place_text(str(operation.location), file)) for operation in operations if stated]
+    places = [(operation, place_text(str(operation.location), file)) for operation in operations if stated]
     for entry in stated:
         pattern, _, text = entry.rpartition("=")
         numbers = numbers_of(text)
         if not pattern or numbers is None:
             hint = "write e.g. 'model.py:12*=37' for a loop, 'model.py:20*=9,1' for two branches"
             raise UsageError(f'"{entry:.80}" does not say how often something runs', where="--runs", hint=hint)
-        fitting = [op for op, place in there if fnmatchcase(place, pattern) and len(numbers) == _numbers_for(op)]
+        fitting = [op for op, place in places if fnmatchcase(place, pattern) and len(numbers) == _numbers_for(op)]
         if not fitting:
-            known = [f"{place or 'no place'} ({format_plural(_numbers_for(op), 'number')})" for op, place in there]
+            available = [f"{place or 'no place'} ({format_plural(_numbers_for(op), 'number')})" for op, place in places]
             what = f'"{entry:.80}" fits no loop or conditional of the program'
-            raise UsageError(what, where="--runs", hint=f"it has: {', '.join(dict.fromkeys(known)) or 'none'}")
+            raise UsageError(what, where="--runs", hint=f"it has: {', '.join(dict.fromkeys(available)) or 'none'}")
         for operation in fitting:
             _attach(operation, text)
     for operation in operations:
@@ -120,10 +120,10 @@ def stated_runs(operation: Any) -> list[float] | None:
 # ---------------------------------------------------------------- what the program says
 
 
-def trip_count(operation: Any, known: Known = NOTHING) -> int | None:
+def trip_count(operation: Any, counters: Counters = NO_COUNTERS) -> int | None:
     """Trip count of `operation`, a `stablehlo.while` of normalised form; for a condition of several parts, until the
-    first of them fails. known: values that are known besides constants."""
-    counts = [_compared(test, holds, operation, known) for test, holds in _parts(operation)]
+    first of them fails. counters: those of loops around it, and their values."""
+    counts = [_compared(test, holds, operation, counters) for test, holds in _parts(operation)]
     sure = [count for count in counts if count is not None]
     return min(sure) if len(sure) == len(counts) else None
 
@@ -160,14 +160,14 @@ def _mean_over(outer: Any, operation: Any) -> list[float] | None:
     return [float(mean) for mean in np.mean(runs, axis=0)]
 
 
-def _decided(operation: Any, known: Known) -> list[int] | None:
+def _decided(operation: Any, counters: Counters) -> list[int] | None:
     """Trips of a loop; 1 for the branch of a conditional that is taken, and 0 for others, that for 0 or false first."""
     if operation.name == WHILE:
-        count = trip_count(operation, known)
+        count = trip_count(operation, counters)
         return None if count is None else [count]
-    number, branches = _constant(operation.operands[0], known), len(operation.regions)
-    taken = number if number is not None and 0 <= number < branches else branches - 1
-    return None if number is None else [int(branch == taken) for branch in range(branches)]
+    number, branches = _constant(operation.operands[0], counters), len(operation.regions)
+    chosen = number if number is not None and 0 <= number < branches else branches - 1
+    return None if number is None else [int(branch == chosen) for branch in range(branches)]
 
 
 def trip_limit(operation: Any) -> int | None:
@@ -179,7 +179,7 @@ def trip_limit(operation: Any) -> int | None:
 def _parts(operation: Any) -> list[Condition]:
     """The parts of a loop's condition, all of which must hold; an `&`, and a negated `|`, have several."""
     waiting: list[Condition] = [(_producer(terminator(operation.regions[0].blocks[0]).operands[0]), True)]
-    found: list[Condition] = []
+    parts: list[Condition] = []
     while waiting:
         test, holds = waiting.pop()
         if test is not None and _is_true_unless_false(test):
@@ -189,8 +189,8 @@ def _parts(operation: Any) -> list[Condition]:
         elif test is not None and test.name == ("stablehlo.and" if holds else "stablehlo.or"):
             waiting += [(_producer(_through(operand)), holds) for operand in test.operands]
         else:
-            found.append((test, holds))
-    return found
+            parts.append((test, holds))
+    return parts
 
 
 def _is_true_unless_false(test: Any) -> bool:
@@ -202,7 +202,7 @@ def _is_true_unless_false(test: Any) -> bool:
 
 
 def _compared(
-    compare: Any | None, holds: bool, operation: Any, known: Known = NOTHING, *, at_most: bool = False
+    compare: Any | None, holds: bool, operation: Any, counters: Counters = NO_COUNTERS, *, at_most: bool = False
 ) -> int | None:
     """Number of iterations for which a comparison in the condition is true (`holds`) or false; with `at_most`, an upper
     bound if the start is unknown."""
@@ -217,7 +217,7 @@ def _compared(
     step = None if counter is None else _step(counter, operation)
     if counter is None or not step:
         return None
-    (base, first), (other, last) = _number(operation.operands[counter], known), _number(bound, known)
+    (base, first), (other, last) = _number(operation.operands[counter], counters), _number(bound, counters)
     if base is other if base is None or other is None else base == other:
         return iterations(first, last, step, direction)
     most = last if other is None else _most(bound)
@@ -275,18 +275,18 @@ def _counter(value: Any, operation: Any) -> int | None:
     return carried.index(value) if value in carried else None
 
 
-def _number(value: Any, known: Known) -> Number:
+def _number(value: Any, counters: Counters) -> Number:
     """An integer as the sum of a value outside the loop and a constant, as far as that is visible."""
     offset = 0
     while True:
         value = _origin(value)
-        constant, producer = _constant(value, known), _producer(value)
+        constant, producer = _constant(value, counters), _producer(value)
         if constant is not None:
             return None, offset + constant
         if producer is None or producer.name not in ("stablehlo.add", "stablehlo.subtract"):
             return value, offset
         sign = 1 if producer.name == "stablehlo.add" else -1
-        left, right = (_constant(operand, known) for operand in producer.operands)
+        left, right = (_constant(operand, counters) for operand in producer.operands)
         if right is not None:
             value, offset = producer.operands[0], offset + sign * right
         elif left is not None and sign == 1:
@@ -295,15 +295,15 @@ def _number(value: Any, known: Known) -> Number:
             return value, offset
 
 
-def _constant(value: Any, known: Known = NOTHING) -> int | None:
-    """The value of an integer, if it follows from constants and what is known."""
+def _constant(value: Any, counters: Counters = NO_COUNTERS) -> int | None:
+    """The value of an integer, if it follows from constants and counters of loops around it."""
     producer = _producer(value := _origin(value))
     if producer is not None and producer.name == WHILE:
         # The final counter of an earlier loop, which bounds the loop of its gradient (TensorFlow).
         number = value.result_number
         start, count, step = _constant(producer.operands[number]), trip_count(producer), _step(number, producer)
         return None if start is None or count is None or step is None else start + count * step
-    elements = known_numbers(value, known)
+    elements = known_numbers(value, counters)
     return None if elements is None or elements.size != 1 else int(elements.flat[0])
 
 

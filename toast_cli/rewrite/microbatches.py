@@ -140,7 +140,7 @@ def _statements(module: Any) -> tuple[Statements, Reader]:
     """The module as a program with every op, including those whose results are not needed."""
     function = xla.main_function(module)
     reader = Reader()
-    reader.function(function)
+    reader.read(function.operation, function.entry_block)
     block = function.entry_block
     places = {view.operation: n for n, view in enumerate(block.operations)}
 
