@@ -43,7 +43,7 @@ def test_what_is_scattered_says_all_its_shardings(name: str) -> None:
     values = {handle: value for value, handle in enumerate(of.source.definitions)}
     for pin in annotations.constraints:
         value = values.get(pin.handle)
-        if value in lowered.computed and value not in lowered.found:
+        if value in lowered.computed and value not in lowered.by_partitioner:
             assert pin.shardings == lowered.path(value)
 
 

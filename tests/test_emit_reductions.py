@@ -97,7 +97,7 @@ def test_the_partitioner_is_left_with_products_that_it_would_else_reduce_whole(r
         case.shard("x.0" if reduced else "y.1", "model"),
     )
     lowered = case.lowered(plan)
-    assert bool(lowered.found) is reduced
+    assert bool(lowered.by_partitioner) is reduced
     pins = [pin.shardings for pin in choose_annotations(case.source, lowered).annotations.constraints]
     assert any(len(shardings) > 1 for shardings in pins) is not reduced
     found = collectives_after_partitioning(emit_shardy(case.source, lowered), "stablehlo", {"data": 4, "model": 2})

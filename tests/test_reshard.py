@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toast_cli.plan.reshard import ReshardPart, copies_of, is_even, moves_of, reshard_steps, stretches, waypoints
+from toast_cli.plan.reshard import ReshardPart, copies_of, is_even, moves_of, reshard_parts, reshard_steps, waypoints
 from toast_cli.plan.sharding import Sharding, replicated, shards
 
 # The mesh a=2, b=4, c=8; a sharding is written as one word a dimension.
@@ -172,4 +172,4 @@ STRETCHES: dict[tuple[Sharding, Sharding], tuple[ReshardPart | None, ReshardPart
 
 @pytest.mark.parametrize(("source", "target"), STRETCHES)
 def test_nothing_is_gathered_ahead_of_a_loop(source: Sharding, target: Sharding) -> None:
-    assert stretches(source, target, (4, 2), (32, 32)) == STRETCHES[source, target]
+    assert reshard_parts(source, target, (4, 2), (32, 32)) == STRETCHES[source, target]

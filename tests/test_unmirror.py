@@ -9,7 +9,7 @@ from programs import arg, evaluator_of, mesh_of, round_mesh, sample, source_of
 from toast_cli.dimensions import analyse
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.problem import make_problem
-from toast_cli.plan.saved import mirrored_groups, taken_apart, unmirror
+from toast_cli.plan.saved import mirrored_groups, unmirror, unmirrored
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.tactics import strategies
 
@@ -39,7 +39,7 @@ def test_a_plan_means_the_same_for_a_problem_taken_apart() -> None:
         shards = [d for d in problem.decisions.choices if isinstance(d, Shard)]
         for plan in ((), tuple(shards[:3]), tuple(reversed(shards[-5:])), tuple(shards[::3])):
             expected = plain.exact_cost(plan)
-            found = apart.exact_cost(taken_apart(plan, parts))
+            found = apart.exact_cost(unmirrored(plan, parts))
             assert abs(found.step_seconds - expected.step_seconds) <= 1e-9 * expected.step_seconds
             assert abs(found.peak_bytes - expected.peak_bytes) <= 1e-6 * expected.peak_bytes
 

@@ -14,7 +14,7 @@ from typing import Any
 from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partials import REDUCE_SCATTER
 from toast_cli.plan.partitioned import PartitionedProgram
-from toast_cli.plan.reshard import ReshardPart, stretches, waypoints
+from toast_cli.plan.reshard import ReshardPart, reshard_parts, waypoints
 from toast_cli.plan.sharding import Sharding, axes_of, refines
 from toast_cli.program.model import Program, Window
 from toast_cli.program.ops import ADD, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, RESULT, SCATTER, SLICE
@@ -64,7 +64,7 @@ def full_annotations(source: Source, lowered: PartitionedProgram) -> Annotations
     sharding. Products that the partitioner scatters by itself are stated where they end: given the sharding that they
     are computed in, it all-reduces over all axes."""
     boundary = boundary_annotations(source, lowered)
-    computed = {value: sharding for value, sharding in lowered.computed.items() if value not in lowered.found}
+    computed = {value: sharding for value, sharding in lowered.computed.items() if value not in lowered.by_partitioner}
     lowered = replace(lowered, computed=computed)
     reshards = tuple(all_reshards(source, lowered))
     return Annotations(
@@ -240,7 +240,7 @@ def all_reshards(source: Source, lowered: PartitionedProgram) -> Iterator[Reshar
             continue
         (reading,) = readings(source.program, value, [edge])
         wholly = bool(reading.whole_ahead)
-        first, rest = stretches(start, sharding, lowered.axis_sizes, shape, whole_ahead=wholly, held=lowered.held)
+        first, rest = reshard_parts(start, sharding, lowered.axis_sizes, shape, whole_ahead=wholly, held=lowered.held)
         if first is not None and reading.ahead != reading.inside:
             want(ahead, value, first, edge, *before_loops(use, loops_around(source.program, reading.ahead.region.loop)))
             if rest is not None:

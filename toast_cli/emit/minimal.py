@@ -98,7 +98,7 @@ def few_annotations(source: Source, lowered: PartitionedProgram) -> Annotations:
     reshards = [r if end else opened(r) for r, end in zip(reshards, ends, strict=True)]
 
     # Values that are computed in one sharding and continue in another.
-    twofold = {v for v in lowered.computed if v in movable and v not in lowered.found}
+    twofold = {v for v in lowered.computed if v in movable and v not in lowered.by_partitioner}
     constrained = {
         *twofold,
         *contested_values(program, lowered, reshards, twofold, remade),
@@ -341,7 +341,7 @@ def reduced_behind_transposes(
         if not narrow_too and tiles(piece) < tiles(tuple(piece[dim] for dim in of.order)):
             continue
         del computed[value]
-        if value in lowered.found:
+        if value in lowered.by_partitioner:
             path = path[-1:]
         shardings[value] = path[0]
         want = required.pop((of.op, 0), None)

@@ -384,7 +384,7 @@ def loops_in_regions(
                     if use[0] not in inside and shardings[program.ops[use[0]].operands[use[1]]] != sharding
                 }
                 | {edge: sharding for edge, (_, sharding) in regions.resharded.items()},
-                found=lowered.found - gone,
+                by_partitioner=lowered.by_partitioner - gone,
             ),
             inside,
         )

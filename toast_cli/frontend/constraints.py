@@ -28,7 +28,7 @@ from toast_cli.frontend.shardings import (
     value_shardings,
 )
 from toast_cli.hardware.model import Groups
-from toast_cli.program.model import Exchange, Op
+from toast_cli.program.model import ManualCollective, Op
 from toast_cli.program.ops import RAGGED_ALL_TO_ALL
 from toast_cli.xla import ir, sdy, walk_ops
 
@@ -154,7 +154,7 @@ KINDS = {
 _PADDING = -1  # fills groups that are smaller than others
 
 
-def exchanges_of(ops: Iterable[Op], operations: Iterable[Any]) -> dict[int, Exchange]:
+def exchanges_of(ops: Iterable[Op], operations: Iterable[Any]) -> dict[int, ManualCollective]:
     """Op number -> its communication, for ops that communicate."""
     exchanges = {}
     for number, (op, operation) in enumerate(zip(ops, operations, strict=True)):
@@ -163,7 +163,7 @@ def exchanges_of(ops: Iterable[Op], operations: Iterable[Any]) -> dict[int, Exch
         if kind is not None:
             groups = _ragged_groups(operation) if ragged else _groups(operation)
             if groups is not None:
-                exchanges[number] = Exchange(kind, groups, str(operation.location))
+                exchanges[number] = ManualCollective(kind, groups, str(operation.location))
     return exchanges
 
 

@@ -89,7 +89,7 @@ class Source:
 
     def location(self, op: int, inside: str = "") -> str:
         """Source location of a program op, `model.py:123 function (name stack)`; empty if the program records none. See
-        `toast_cli.frontend.places`. inside: location of an op within it, to be shown instead (see `Exchange`)."""
+        `toast_cli.frontend.places`. inside: location of an op within it, to show instead (see `ManualCollective`)."""
         return place_text(inside or self._place(op), self.text_file)
 
     def stack(self, op: int) -> tuple[Frame, ...]:

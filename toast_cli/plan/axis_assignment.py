@@ -118,40 +118,40 @@ class AxisAssigner:
 
     def after(self, state: int, claim: AxisClaim) -> int:
         """The state after one more claim."""
-        found = self._after[state].get(claim)
-        if found is None:
-            found = self._after[state][claim] = self._enter(self._claim(self._states[state], claim))
-        return found
+        reached = self._after[state].get(claim)
+        if reached is None:
+            reached = self._after[state][claim] = self._enter(self._claim(self._states[state], claim))
+        return reached
 
     def choice(self, state: int) -> int:
         """Number of the choice in this state, without further decisions."""
-        found = self._chosen.get(state)
-        if found is None:
+        number = self._chosen.get(state)
+        if number is None:
             choice = self._settle(self._states[state])
-            found = self._chosen[state] = self._choice_number.setdefault(choice, len(self.choices))
-            if found == len(self.choices):
+            number = self._chosen[state] = self._choice_number.setdefault(choice, len(self.choices))
+            if number == len(self.choices):
                 self.choices.append(choice)
-        return found
+        return number
 
     def _enter(self, assigned: AssignmentState) -> int:
-        found = self._number.setdefault(assigned, len(self._states))
-        if found == len(self._states):
+        number = self._number.setdefault(assigned, len(self._states))
+        if number == len(self._states):
             self._states.append(assigned)
             self._after.append({})
-        return found
+        return number
 
     def _claim(self, assigned: AssignmentState, claim: AxisClaim) -> AssignmentState:
         factor_axes, gone, waiting = assigned
         axis, factors = claim
         if not factors:
             return AssignmentState(factor_axes, gone | {axis}, waiting)
-        taken = NONE if axis in gone else self._eligible(factor_axes, claim)
-        if taken != NONE:
-            factor_axes = (*factor_axes[:taken], (*factor_axes[taken], axis), *factor_axes[taken + 1 :])
+        factor = NONE if axis in gone else self._eligible(factor_axes, claim)
+        if factor != NONE:
+            factor_axes = (*factor_axes[:factor], (*factor_axes[factor], axis), *factor_axes[factor + 1 :])
             gone = gone | {axis}
         if axis in gone and axis not in self._partial(factor_axes):
             waiting = tuple([other for other in waiting if other.axis != axis])
-        elif scatter := tuple([factor for factor in factors if factor in self._scatters]):
+        elif scatter := tuple([f for f in factors if f in self._scatters]):
             waiting = tuple(sorted((*waiting, AxisClaim(axis, scatter)), key=_axis))
         return AssignmentState(factor_axes, gone, waiting)
 
@@ -217,13 +217,13 @@ class AxisAssigners:
     """Memo of assigners by rules and axis sizes, shared by a problem and all problems derived from it."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[SplitRules, tuple[int, ...]], AxisAssigner] = {}
+        self._assigners: dict[tuple[SplitRules, tuple[int, ...]], AxisAssigner] = {}
 
     def of(self, rules: SplitRules, sizes: tuple[int, ...]) -> AxisAssigner:
-        found = self._known.get((rules, sizes))
-        if found is None:
-            found = self._known[rules, sizes] = AxisAssigner(rules, sizes)
-        return found
+        assigner = self._assigners.get((rules, sizes))
+        if assigner is None:
+            assigner = self._assigners[rules, sizes] = AxisAssigner(rules, sizes)
+        return assigner
 
 
 def rules_of(
@@ -279,8 +279,8 @@ def _by_side(pattern: OpPattern, decision: Shard, resolutions: dict[int, int]) -
 
     def chosen(factor: int) -> int:
         strand = pattern.strands[factor]
-        at = resolutions.get(strand.resolution, NONE) if strand else NONE
-        return decision.sides[at] if 0 <= at < len(decision.sides) else 0
+        conflict = resolutions.get(strand.resolution, NONE) if strand else NONE
+        return decision.sides[conflict] if 0 <= conflict < len(decision.sides) else 0
 
     def place(factor: int) -> tuple[bool, int]:
         strand, wanted = pattern.strands[factor], chosen(factor)
@@ -348,20 +348,20 @@ class DecisionSpace:
     def choices(self) -> tuple[Decision, ...]:
         """Decisions by which a search may extend a plan, in canonical order: every group over every axis that can split
         it, with a few choices of sides. `variants` leads to the rest of the space."""
-        found: list[Decision] = []
+        decisions: list[Decision] = []
         useful, meets = self._useful_groups(), self.met_elsewhere
         for axis, size in enumerate(self.mesh.sizes):
             if size == 1 or axis in self.closed:
                 continue
             for number, group in enumerate(self.dimensions.groups):
                 if number in useful and any(self.dimensions.class_sizes[c] % size == 0 for c in group.classes):
-                    found.extend(Shard(number, axis, sides) for sides in self._sides(number))
-                    found.extend(
+                    decisions.extend(Shard(number, axis, sides) for sides in self._sides(number))
+                    decisions.extend(
                         Shard(number, axis, (0,) * len(group.resolutions), other) for other in meets.get(number, ())
                     )
-            found += [Replicate(r, axis) for r in sorted(set(self.argument_role)) if self.roles[r] != INPUTS]
-            found += [Replicate(self.roles.index(r), axis) for r in (ACCUMULATORS, LOOP_READS) if r in self.roles]
-        return tuple(decision for decision in found if decision not in self.taking_back)
+            decisions += [Replicate(r, axis) for r in sorted(set(self.argument_role)) if self.roles[r] != INPUTS]
+            decisions += [Replicate(self.roles.index(r), axis) for r in (ACCUMULATORS, LOOP_READS) if r in self.roles]
+        return tuple(decision for decision in decisions if decision not in self.taking_back)
 
     def _useful_groups(self) -> set[int]:
         """Groups that some op which does real work can be split along."""
@@ -401,8 +401,8 @@ class DecisionSpace:
         counts = self._side_counts(group)
         if not counts:
             return [()]
-        found = [tuple(min(side, n - 1) for n in counts) for side in range(max(counts))]
-        return list(dict.fromkeys([*found, (ASIDE,) * len(counts)]))
+        uniform = [tuple(min(side, n - 1) for n in counts) for side in range(max(counts))]
+        return list(dict.fromkeys([*uniform, (ASIDE,) * len(counts)]))
 
     def _side_counts(self, group: int) -> list[int]:
         """[resolution groups of the group] number of sides of each."""
@@ -412,19 +412,19 @@ class DecisionSpace:
         """Decisions that differ in the side of one conflict, or in `unless`. `parts` lists those with `only`."""
         if not isinstance(decision, Shard):
             return []
-        found: list[Decision] = []
+        decisions: list[Decision] = []
         for place, count in enumerate(self._side_counts(decision.group)):
             before, after = decision.sides[:place], decision.sides[place + 1 :]
-            found += [decision._replace(sides=(*before, side, *after)) for side in range(ASIDE, count)]
-        found += [decision._replace(unless=scope, only=NONE) for scope in self._scopes(decision.group)]
-        return [d for d in found if d != decision]
+            decisions += [decision._replace(sides=(*before, side, *after)) for side in range(ASIDE, count)]
+        decisions += [decision._replace(unless=scope, only=NONE) for scope in self._scopes(decision.group)]
+        return [d for d in decisions if d != decision]
 
     def parts(self, decision: Decision) -> list[Decision]:
         """The same decision restricted to a part of the program (`Shard.only`), once for each possible part."""
         if not isinstance(decision, Shard):
             return []
-        found = [decision._replace(unless=NONE, only=scope) for scope in self._within(decision.group)]
-        return [d for d in found if d != decision]
+        restricted = [decision._replace(unless=NONE, only=scope) for scope in self._within(decision.group)]
+        return [d for d in restricted if d != decision]
 
     def offers(self, decision: Decision) -> bool:
         """Whether a search may take a decision: `choices`, `rests`, and all that `variants` and `parts` lead to."""
@@ -448,16 +448,16 @@ class DecisionSpace:
     def rests(self) -> dict[Replicate, frozenset[int]]:
         """Decisions to replicate one kind of arguments that `choices` lacks -> groups of those arguments that could be
         split over the axis."""
-        found: dict[Replicate, set[int]] = defaultdict(set)
+        splittable: dict[Replicate, set[int]] = defaultdict(set)
         shards = {d[:2] for d in self.choices if isinstance(d, Shard)}
         for number, kind in enumerate(self.argument_kind):
             for group in self.patterns[self.op_pattern[number]].groups:
                 for axis in range(len(self.mesh.sizes)):
                     if (group, axis) in shards and Replicate(kind, axis) not in self._offered:
-                        found[Replicate(kind, axis)].add(group)
+                        splittable[Replicate(kind, axis)].add(group)
         return {
             decision: frozenset(groups)
-            for decision, groups in sorted(found.items())
+            for decision, groups in sorted(splittable.items())
             if decision not in self.taking_back
         }
 
@@ -467,8 +467,8 @@ class DecisionSpace:
 
     def _scopes(self, group: int) -> tuple[int, ...]:
         """Possible values of `Shard.unless` for a group."""
-        found = (*self.met_elsewhere.get(group, ()), *self._parts_of_work.get(group, ()))
-        return (NONE, *dict.fromkeys(found), *((LOOK_UPS,) if group in self._looked_up else ()))
+        scopes = (*self.met_elsewhere.get(group, ()), *self._parts_of_work.get(group, ()))
+        return (NONE, *dict.fromkeys(scopes), *((LOOK_UPS,) if group in self._looked_up else ()))
 
     @cached_property
     def _looked_up(self) -> frozenset[int]:
@@ -489,14 +489,14 @@ class DecisionSpace:
         for number in self.working:
             for group in set(self.patterns[number].groups):
                 products[group].append(number)
-        found: dict[int, list[int]] = {}
+        scopes: dict[int, list[int]] = {}
         for group, numbers in products.items():
             left: dict[frozenset[int], int] = {}
             for other in sorted({g for n in numbers for g in self.patterns[n].groups} - {group}):
                 left.setdefault(frozenset(n for n in numbers if other in self.patterns[n].groups), other)
             left.setdefault(frozenset(n for n in numbers if self._sums_over(n, group)), SUMMED)
-            found[group] = [scope for without, scope in left.items() if 0 < len(without) < len(numbers)]
-        return found
+            scopes[group] = [scope for without, scope in left.items() if 0 < len(without) < len(numbers)]
+        return scopes
 
     def _sums_over(self, number: int, group: int) -> bool:
         pattern = self.patterns[number]

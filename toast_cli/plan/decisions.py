@@ -82,8 +82,8 @@ def canonical(plan: Plan, commute: Commute = independent) -> Plan:
                 place += 1
             ordered.insert(place, decision)
             keys.insert(place, key)
-    whole = sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis))
-    return (*ordered, *whole)
+    replicates = sorted({d for d in plan if isinstance(d, Replicate)}, key=lambda d: (d.role, d.axis))
+    return (*ordered, *replicates)
 
 
 _Key = tuple[int, int, tuple[int, ...], int, int]
@@ -145,9 +145,9 @@ class Goal:
         """Mesh axes that some figure names."""
         return frozenset(f.axis for f in (*self.minimise, *(b.figure for b in self.bounds)) if f.axis)
 
-    def check_axes(self, known: Iterable[str]) -> None:
-        """Raises UsageError for an axis that is none of `known`."""
-        names = list(dict.fromkeys(known))
+    def check_axes(self, mesh_axes: Iterable[str]) -> None:
+        """Raises UsageError for an axis that is none of `mesh_axes`."""
+        names = list(dict.fromkeys(mesh_axes))
         for axis in sorted(self.axes.difference(names)):
             raise UsageError(
                 f"unknown mesh axis {axis!r}",

@@ -55,7 +55,7 @@ def weight_views(program: Program, weights: Sequence[int]) -> frozenset[int]:
     Args:
         weights: values.
     """
-    found: set[int] = set()
+    view_ops: set[int] = set()
     if not program.loops:
         return frozenset()
     origin = views(program, weights)
@@ -64,14 +64,14 @@ def weight_views(program: Program, weights: Sequence[int]) -> frozenset[int]:
             continue
         if program.values[op.results[0]].elements > program.values[op.operands[0]].elements:
             continue  # spread over a batch
-        if program.producer[op.operands[0]] in found:
-            found.add(number)
+        if program.producer[op.operands[0]] in view_ops:
+            view_ops.add(number)
             continue
         (read,) = readings(program, op.operands[0], [(number, 0)])
         again = read.inside.runs / (program.loops[op.loop].trips if op.name == DYNAMIC_SLICE else 1)
         if read.whole_ahead is not None and read.ahead.runs < again:
-            found.add(number)
-    return frozenset(found)
+            view_ops.add(number)
+    return frozenset(view_ops)
 
 
 def held_over(roles: Sequence[str], plan: Plan) -> frozenset[int]:
@@ -133,18 +133,18 @@ class DeferredReduction:
     """The deferred reduction of a sum that each trip adds to a carry.
 
     Attributes:
-        at: sharding at the end of the sum. added_as: sharding in which it is added to the carry; finer than `at` where
-            each trip reduce-scatters it. axes: mesh axes over which it then stays partial.
+        sharding: at the end of the sum. added_as: sharding in which it is added to the carry, a finer one where each
+            trip reduce-scatters it. axes: mesh axes over which it then stays partial.
     """
 
-    at: Sharding
+    sharding: Sharding
     added_as: Sharding
     axes: tuple[int, ...]
 
     @property
     def scattered(self) -> Partial | None:
-        """The reduce-scatter of each trip, from `at` to `added_as`; None if there is none."""
-        return Partial(self.at, self.added_as, ()) if self.at != self.added_as else None
+        """The reduce-scatter of each trip, from `sharding` to `added_as`; None if there is none."""
+        return Partial(self.sharding, self.added_as, ()) if self.sharding != self.added_as else None
 
 
 def find_accumulations(program: Program, can_be_term: Sequence[bool]) -> tuple[Accumulation, ...]:
@@ -159,10 +159,11 @@ def find_accumulations(program: Program, can_be_term: Sequence[bool]) -> tuple[A
         for number in carries:
             terms[number] = True
         ends = {each.end for each in find_sums(program, terms)}
-        found = [one for number in carries if (one := _accumulation(program, number, ends)) is not None]
-        if len(found) == len(carries):
-            return tuple(found)
-        carries = [one.carry for one in found]
+        sums = [_accumulation(program, number, ends) for number in carries]
+        accumulations = [each for each in sums if each is not None]
+        if len(accumulations) == len(carries):
+            return tuple(accumulations)
+        carries = [each.carry for each in accumulations]
     return ()
 
 
@@ -212,7 +213,7 @@ def _users(program: Program, value: int) -> list[OperandUse]:
 
 def ops_of(accumulations: Iterable[Accumulation]) -> frozenset[int]:
     """Ops that share the sharding of the carries: the carries and the ops on the paths to them."""
-    return frozenset(op for one in accumulations for op in (one.carry, *(use.op for use in one.path)))
+    return frozenset(op for each in accumulations for op in (each.carry, *(use.op for use in each.path)))
 
 
 def left_open(
@@ -231,42 +232,44 @@ def left_open(
     for wanted, maker in path:
         if maker is not None and (maker.shardings[0] != wanted or axes_of(wanted) != axes_of(carried)):
             return ()
-    found: list[DeferredReduction] = []
+    deferred: list[DeferredReduction] = []
     for (steps, op_sharding_of), added_as in zip(sums, first, strict=True):
-        left = _left(steps, op_sharding_of, added_as)
-        if left is None or axes_of(added_as) != axes_of(carried) or (found and left.axes != found[0].axes):
+        left = _deferred(steps, op_sharding_of, added_as)
+        if left is None or axes_of(added_as) != axes_of(carried) or (deferred and left.axes != deferred[0].axes):
             return ()
-        found.append(left)
-    return tuple(found)
+        deferred.append(left)
+    return tuple(deferred)
 
 
-def _left(steps: Steps, op_sharding_of: Callable[[int], OpSharding], added_as: Sharding) -> DeferredReduction | None:
+def _deferred(
+    steps: Steps, op_sharding_of: Callable[[int], OpSharding], added_as: Sharding
+) -> DeferredReduction | None:
     """The deferred reduction of one sum; None if nothing is deferred, or if a term is resharded or partial
     otherwise."""
     waiting: list[tuple[Sharding, Sharding, frozenset[int]]] = []  # as made; while partial; over axes
     for does, op in steps:
         op_sharding = op_sharding_of(op)
-        made = op_sharding.shardings[0]
+        sharding = op_sharding.shardings[0]
         if does == "term":
             waiting.append(
-                (made, op_sharding.computed[0], frozenset((*op_sharding.reduced, *op_sharding.scattered[0])))
+                (sharding, op_sharding.computed[0], frozenset((*op_sharding.reduced, *op_sharding.scattered[0])))
             )
             continue
         read = [waiting.pop() for _ in range(1 if does == "view" else 2)]
-        _, at, over = read[0]
-        seen = without(made, over)
-        if any(one[0] != wanted for one, wanted in zip(read, op_sharding.operands, strict=False)):
+        _, partial, over = read[0]
+        seen = without(sharding, over)
+        if any(operand[0] != wanted for operand, wanted in zip(read, op_sharding.operands, strict=False)):
             return None
-        if any(one[1:] != (at, over) for one in read) or axes_of(seen) != axes_of(at):
+        if any(operand[1:] != (partial, over) for operand in read) or axes_of(seen) != axes_of(partial):
             return None
-        waiting.append((made, seen, over))
+        waiting.append((sharding, seen, over))
     if len(waiting) != 1:
         return None
-    _, at, over = waiting[0]
-    cut = axes_of(added_as).difference(axes_of(at))
-    if not refines(added_as, at) or not cut <= over:
+    _, partial, over = waiting[0]
+    cut = axes_of(added_as).difference(axes_of(partial))
+    if not refines(added_as, partial) or not cut <= over:
         return None
-    return DeferredReduction(at, added_as, tuple(sorted(over - cut))) if over - cut else None
+    return DeferredReduction(partial, added_as, tuple(sorted(over - cut))) if over - cut else None
 
 
 def partial_carry(carry: OpSharding, left: tuple[DeferredReduction, ...]) -> OpSharding:
@@ -279,17 +282,19 @@ def left_by_loops(
 ) -> tuple[dict[int, tuple[DeferredReduction, ...]], list[OpSharding]]:
     """(op number of a carry -> deferred reduction of each of its sums, [ops] op shardings with those carries
     partial)."""
-    made, found = list(op_shardings), {}
+    lowered, deferred = list(op_shardings), {}
     steps = {each.end: each.steps for each in sums}
-    for one in reversed(accumulations):  # inner loops first
-        if not all(end in steps for end in one.ends):
+    for accumulation in reversed(accumulations):  # inner loops first
+        if not all(end in steps for end in accumulation.ends):
             continue
-        added = [(steps[end], made.__getitem__) for end in one.ends]
+        added = [(steps[end], lowered.__getitem__) for end in accumulation.ends]
         path = [
-            (made[use.op].operands[use.position], None if use.maker == LEAF else made[use.maker]) for use in one.path
+            (lowered[use.op].operands[use.position], None if use.maker == LEAF else lowered[use.maker])
+            for use in accumulation.path
         ]
-        left = left_open(added, path, [made[op].operands[k] for op, k in one.first], made[one.carry].shardings[0])
+        first = [lowered[op].operands[k] for op, k in accumulation.first]
+        left = left_open(added, path, first, lowered[accumulation.carry].shardings[0])
         if left:
-            found[one.carry] = left
-            made[one.carry] = partial_carry(made[one.carry], left)
-    return found, made
+            deferred[accumulation.carry] = left
+            lowered[accumulation.carry] = partial_carry(lowered[accumulation.carry], left)
+    return deferred, lowered

@@ -22,7 +22,7 @@ from toast_cli.plan.partials import (
     in_turn,
     partial_of,
     reductions_of,
-    scattered_apart,
+    scattered_in_steps,
 )
 from toast_cli.plan.partitioned import Collective, Edge, PartitionedProgram
 from toast_cli.plan.problem import Problem
@@ -53,7 +53,7 @@ def lower(problem: Problem, plan: Plan) -> PartitionedProgram:
 class _Reduced:
     """A part of a sum that one reduction completes. value: the reduced value. op: op of the first term. inside:
     intermediate values, which stay partial. cut: axes by which uses of those split it. readers: all uses of the sum;
-    none where only a part of it is reduced. apart: see `Reduction.apart`."""
+    none where only a part of it is reduced. separate: see `Reduction.separate`."""
 
     value: int
     op: int
@@ -62,7 +62,7 @@ class _Reduced:
     cut: Cuts
     inside: tuple[int, ...]
     readers: tuple[tuple[int, int], ...]
-    apart: bool = False
+    separate: bool = False
 
 
 class _Lowering:
@@ -70,15 +70,15 @@ class _Lowering:
         self._problem, self._program, self._sizes = problem, problem.program, problem.mesh.sizes
         self._held = held_over(problem.roles, plan)
         laid_out = [problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))]
-        self._left, found = left_by_loops(
+        self._left, op_shardings = left_by_loops(
             problem.sums, problem.accumulations, [laid_out[pattern] for pattern in problem.op_pattern]
         )
-        self._op_shardings = tuple(found)
+        self._op_shardings = tuple(op_shardings)
         # # the end of a sum -> its deferred reduction, and the loop-carried sum it belongs to
         self._open = {
-            end: (left, one)
-            for one in problem.accumulations
-            for end, left in zip(one.ends, self._left.get(one.carry, ()), strict=False)
+            end: (left, accumulation)
+            for accumulation in problem.accumulations
+            for end, left in zip(accumulation.ends, self._left.get(accumulation.carry, ()), strict=False)
         }
         self._made: list[Sharding] = [replicated(len(v.shape)) for v in problem.program.values]
         for op, op_sharding in zip(problem.program.ops, self._op_shardings, strict=True):
@@ -89,7 +89,7 @@ class _Lowering:
         ops, op_shardings, shardings = self._program.ops, self._op_shardings, list(self._made)
         computed: dict[int, Sharding] = {}
         partial: dict[int, tuple[int, ...]] = {}
-        found: set[int] = set()
+        by_partitioner: set[int] = set()
         for op, op_sharding in zip(ops, op_shardings, strict=True):
             for k, value in enumerate(op.results):
                 if over := {*op_sharding.reduced, *op_sharding.scattered[k]}:
@@ -97,7 +97,7 @@ class _Lowering:
                 if op_sharding.computed[k] != op_sharding.shardings[k]:
                     computed[value] = op_sharding.computed[k]
                     if found_by_partitioner(op, op_sharding, k, self._sizes):
-                        found.add(value)
+                        by_partitioner.add(value)
         required = {
             (number, k): op_shardings[number].operands[k]
             for number, op in enumerate(ops)
@@ -107,7 +107,7 @@ class _Lowering:
         reduced = [part for each in self._problem.sums for part in self._reduced(each)]
         added: dict[int, int] = {}
         for part in reduced:
-            over = axes_of(part.partial.to).difference(axes_of(part.partial.at))
+            over = axes_of(part.partial.to).difference(axes_of(part.partial.sharding))
             for value in part.inside:
                 added[value] = part.value
                 partial[value] = partial[ops[part.op].results[0]]
@@ -116,33 +116,33 @@ class _Lowering:
             if part.inside:
                 partial[part.value] = partial[ops[part.op].results[0]]
                 if over:
-                    computed[part.value] = part.partial.at
+                    computed[part.value] = part.partial.sharding
         summed = self._summed(shardings, computed, required, partial, added)
-        alone = {value for value in computed if self._apart(value)}
+        in_steps = {value for value in computed if self._is_scattered_in_steps(value)}
         lowered = PartitionedProgram(
             self._problem.mesh.names,
             self._sizes,
             shardings,
             computed,
             required,
-            frozenset(computed.keys() - alone),
+            frozenset(computed.keys() - in_steps),
             frozenset(v for v in computed if ops[self._program.producer[v]].kind.convolution),
             op_shardings=op_shardings,
             partial=partial,
             added=added,
             carried={carry: left[0] for carry, left in self._left.items()},
             summed=frozenset(summed),
-            found=frozenset(found & computed.keys()),
+            by_partitioner=frozenset(by_partitioner & computed.keys()),
             held=self._held,
             collectives=tuple(sorted(self._collectives(reduced), key=attrgetter("op"))),
         )
         return settled(self._program, lowered)
 
-    def _apart(self, value: int) -> bool:
+    def _is_scattered_in_steps(self, value: int) -> bool:
         """Whether a value that is reduced on its own is reduce-scattered in two steps."""
         number = self._program.producer[value]
         op = self._program.ops[number]
-        return scattered_apart(op, 1, self._op_shardings[number], op.results.index(value), self._sizes)
+        return scattered_in_steps(op, 1, self._op_shardings[number], op.results.index(value), self._sizes)
 
     def _summed(
         self,
@@ -154,9 +154,9 @@ class _Lowering:
     ) -> Iterator[int]:
         """Records the reductions that loops defer; yields the values that stay partial on the way to a carry."""
         ops, steps = self._program.ops, {each.end: each.steps for each in self._problem.sums}
-        for end, (left, one) in self._open.items():
-            (carried,) = ops[one.carry].results
-            over = tuple(sorted({*left.axes, *axes_of(left.added_as).difference(axes_of(left.at))}))
+        for end, (left, accumulation) in self._open.items():
+            (carried,) = ops[accumulation.carry].results
+            over = tuple(sorted({*left.axes, *axes_of(left.added_as).difference(axes_of(left.sharding))}))
             values = [ops[step.op].results[0] for step in steps[end]]
             for value in values:
                 added[value], partial[value] = carried, over
@@ -164,10 +164,10 @@ class _Lowering:
                 computed.pop(value, None)
             shardings[end] = left.added_as
             if left.scattered is not None:
-                computed[end] = left.at
-            for use in one.first:
+                computed[end] = left.sharding
+            for use in accumulation.first:
                 required.pop(use, None)
-            way = [ops[use.op].results[0] for use in one.path if use.op != one.carry]
+            way = [ops[use.op].results[0] for use in accumulation.path if use.op != accumulation.carry]
             for value in way:
                 partial[value] = left.axes
             yield from (*values, *way)
@@ -210,14 +210,14 @@ class _Lowering:
             first = of.steps[part.first].op
             value = ops[of.steps[part.added].op].results[0]
             inside = (
-                () if part.apart else tuple([ops[step.op].results[0] for step in of.steps[part.first : part.added]])
+                () if part.separate else tuple([ops[step.op].results[0] for step in of.steps[part.first : part.added]])
             )
-            uses = tuple(readers(self._program, of.end)) if part.whole else ()
+            uses = tuple(readers(self._program, of.end)) if part.ends_sum else ()
             cut = (*part.cut_before, *part.cut)
-            at, to, reduced = part.partial
+            sharding, to, reduced = part.partial
             before = axes_of(part.cut_before)  # these axes are all-reduced instead of scattered
-            uncut = Partial(at, without(to, before), (*before, *reduced))
-            yield _Reduced(value, first, part.terms, uncut, cut, inside, uses, part.apart)
+            uncut = Partial(sharding, without(to, before), (*before, *reduced))
+            yield _Reduced(value, first, part.terms, uncut, cut, inside, uses, part.separate)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class _Lowering:
         op = self._program.ops[part.op]
         wanted = [self._op_shardings[reader].operands[k] for reader, k in part.readers]
         cut = in_turn((*part.cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to)))
-        how = completion_of(op, self._op_shardings[part.op], 0, self._sizes, part.terms, apart=part.apart)
+        how = completion_of(op, self._op_shardings[part.op], 0, self._sizes, part.terms, separate=part.separate)
         for step in completed(part.partial, self._sizes, how, cut):
             yield self._completion(step, part.op, part.value)
 
@@ -271,9 +271,9 @@ class _Lowering:
         op, op_sharding = self._program.ops[number], self._op_shardings[number]
         for value, source, target in zip(op.results, op_sharding.reduced_to, op_sharding.shardings, strict=True):
             if source != target:
-                whole = self._program.values[value]
-                for step in reshard_steps(source, target, self._sizes, whole.shape):
-                    local = whole.bytes * step.fraction
+                array = self._program.values[value]
+                for step in reshard_steps(source, target, self._sizes, array.shape):
+                    local = array.bytes * step.fraction
                     yield Collective(
                         step.kind, step.axes, value, number, source, target, local, op.trips, op.loop, "inside", "pin"
                     )
@@ -281,9 +281,11 @@ class _Lowering:
     def _rotations(self, number: int) -> Iterator[Collective]:
         op, op_sharding = self._program.ops[number], self._op_shardings[number]
         kinds = self._problem.patterns[self._problem.op_pattern[number]].form.kinds
-        value, at = op.results[0], op_sharding.computed[0]
+        value, sharding = op.results[0], op_sharding.computed[0]
         for kind, axes, local in rotations(op, self._program.values[value].bytes, kinds, op_sharding, self._sizes):
-            yield Collective(kind, axes, value, number, at, at, local, op.trips, op.loop, "inside", "neighbours")
+            yield Collective(
+                kind, axes, value, number, sharding, sharding, local, op.trips, op.loop, "inside", "neighbours"
+            )
 
     def _spread(self, number: int) -> Iterator[Collective]:
         """All-reduces of results that one device computes for all."""
@@ -291,9 +293,9 @@ class _Lowering:
         unreduced = self._problem.not_reduced
         sizes = [0 if value in unreduced else self._program.values[value].bytes for value in op.results]
         for k, (kind, axes, local) in spread(op, sizes, op_sharding, self._sizes):
-            at = op_sharding.computed[k]
+            sharding = op_sharding.computed[k]
             yield Collective(
-                kind, axes, op.results[k], number, at, at, local, op.trips, op.loop, "inside", "one device"
+                kind, axes, op.results[k], number, sharding, sharding, local, op.trips, op.loop, "inside", "one device"
             )
 
     def _neighbours(self, value: int) -> Iterator[Collective]:
@@ -302,23 +304,25 @@ class _Lowering:
         for loop, numbers in windowed(self._program, value):
             reads = [read_of(ops[number].windows, self._op_shardings[number]) for number in numbers]
             for (kind, axes, local), places in neighbours(size, reads, self._sizes):
-                served, at = [numbers[place] for place in places], reads[places[0]].at
+                served, sharding = [numbers[place] for place in places], reads[places[0]].sharding
                 runs, uses = max(ops[op].trips for op in served), tuple([(op, 0) for op in served])
-                yield Collective(kind, axes, value, served[0], at, at, local, runs, loop, "inside", "neighbours", uses)
+                yield Collective(
+                    kind, axes, value, served[0], sharding, sharding, local, runs, loop, "inside", "neighbours", uses
+                )
 
     def _reshards(self, value: int, uses: list[tuple[int, int]]) -> Iterator[Collective]:
         """Reshards between the producer of a value and its uses."""
         program = self._program
         if value in self._open:
             return
-        made, whole = self._made[value], program.values[value]
+        source, array = self._made[value], program.values[value]
         needed = [self._op_shardings[op].operands[k] for op, k in uses]
-        if all(sharding == made for sharding in needed):
+        if all(sharding == source for sharding in needed):
             return
         read = readings(program, value, uses)
         wholly = [reading.whole_ahead for reading in read]
-        copies = copies_of(made, needed, self._sizes, whole.shape, wholly, self._held)
-        for move in moves_of(made, copies):
+        copies = copies_of(source, needed, self._sizes, array.shape, wholly, self._held)
+        for move in moves_of(source, copies):
             served = [(uses[place], read[place].ahead if move.ahead else read[place].inside) for place in move.places]
             for region, count in runs_by_region([stop for _, stop in served]).items():
                 there = tuple([use for use, stop in served if stop.region == region])

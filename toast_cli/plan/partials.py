@@ -44,12 +44,12 @@ class Partial(NamedTuple):
     """A partial value and the reduction that completes it.
 
     Attributes:
-        at: its sharding while it is partial. to: the one it is to have; axes that `to` has and `at` has not are
-            scattered over.
+        sharding: the one it has while it is partial. to: the one it is to have; axes that only `to` has are scattered
+            over.
         reduced: axes it is all-reduced over.
     """
 
-    at: Sharding
+    sharding: Sharding
     to: Sharding
     reduced: tuple[int, ...]
 
@@ -59,7 +59,7 @@ class Reduction(NamedTuple):
 
     Attributes:
         first: index of its first term in the sum's steps. added: index of its last addition; `first` for a single term.
-        terms: how many it has. whole: it comprises the whole sum, so that the end of the sum is reduced.
+        terms: how many it has. ends_sum: it comprises the whole sum, so that the end of the sum is reduced.
         partial: the partial value at `added`. cut: reduced axes by which uses after `added` split it.
         cut_before: the same for uses before `added`; `partial.to` includes them. into: some addition of a scattered
             value is a scatter into its other operand.
@@ -68,14 +68,14 @@ class Reduction(NamedTuple):
     first: int
     added: int
     terms: int
-    whole: bool
+    ends_sum: bool
     partial: Partial
     cut: Cuts
     cut_before: Cuts
     into: bool
 
     @property
-    def apart(self) -> bool:
+    def separate(self) -> bool:
         """Whether the partitioner reduces its terms separately; the compiler merges these reductions afterwards."""
         return self.into or bool(self.cut_before)
 
@@ -113,7 +113,7 @@ class _Open(NamedTuple):
 def reductions_of(steps: Steps, op_sharding_of: Callable[[int], OpSharding]) -> Iterator[Reduction]:
     """The reductions that complete a sum. op_sharding_of: op sharding of the op of each step."""
     if len(steps) == 1:  # as most are
-        yield from _closed(_Open(partial := partial_of(op_sharding_of(steps[0].op)), 0, 0, partial), whole=True)
+        yield from _closed(_Open(partial := partial_of(op_sharding_of(steps[0].op)), 0, 0, partial), ends_sum=True)
         return
     waiting: list[_Open] = []
     for place, (does, op) in enumerate(steps):
@@ -127,11 +127,11 @@ def reductions_of(steps: Steps, op_sharding_of: Callable[[int], OpSharding]) -> 
         grown = _viewed(left, op_sharding) if does == "view" else _added(left, right, place, op_sharding, does)
         if grown is None:
             for _, ended in read:
-                yield from _closed(ended, whole=False)
+                yield from _closed(ended, ends_sum=False)
             grown = _Open(None, read[-1][1].first)
         waiting.append(grown)
     for part in waiting:
-        yield from _closed(part, whole=True)
+        yield from _closed(part, ends_sum=True)
 
 
 def partial_of(op_sharding: OpSharding, k: int = 0) -> Partial | None:
@@ -141,10 +141,10 @@ def partial_of(op_sharding: OpSharding, k: int = 0) -> Partial | None:
     return Partial(op_sharding.computed[k], op_sharding.reduced_to[k], op_sharding.reduced)
 
 
-def _closed(part: _Open, *, whole: bool) -> Iterator[Reduction]:
+def _closed(part: _Open, *, ends_sum: bool) -> Iterator[Reduction]:
     if part.partial is not None and part.at_addition is not None:
         yield Reduction(
-            part.first, part.added, part.terms, whole, part.at_addition, part.cut, part.cut_before, part.into
+            part.first, part.added, part.terms, ends_sum, part.at_addition, part.cut, part.cut_before, part.into
         )
 
 
@@ -155,22 +155,22 @@ def _read_in(part: _Open, user: OpSharding) -> tuple[_Open | None, _Open]:
     partial, required = part.partial, user.operands[0]
     if partial is None or partial.to == required:
         return (part if partial else None), part
-    at, to, reduced = partial
+    sharding, to, reduced = partial
     over = axes_of(required)
     cut = by_dimension(reduced, user.operands[0]) if axes_of(to) <= over else ()
     ended = part._replace(cut=(*part.cut, *cut))
     if not refines(required, to) or axes_of(required) - axes_of(to) != axes_of(cut):
         return None, ended
     left = tuple([axis for axis in reduced if axis not in axes_of(cut)])
-    return ended._replace(partial=Partial(at, required, left)), ended
+    return ended._replace(partial=Partial(sharding, required, left)), ended
 
 
 def _viewed(part: _Open | None, op_sharding: OpSharding) -> _Open | None:
     """The part seen through a view; None where the view of a partial value is not split as the value is."""
     if part is None or part.partial is None:
         return None
-    at, to, reduced = part.partial
-    seen, over = op_sharding.shardings[0], axes_of(to).difference(axes_of(at))
+    sharding, to, reduced = part.partial
+    seen, over = op_sharding.shardings[0], axes_of(to).difference(axes_of(sharding))
     before = without(seen, over)
     if axes_of(seen) != axes_of(to) or not refines(seen, before):
         return None
@@ -181,17 +181,17 @@ def _added(left: _Open | None, right: _Open | None, place: int, op_sharding: OpS
     """The sum of both parts; None where they are not partial alike."""
     if left is None or right is None or left.partial is None or right.partial is None:
         return None
-    one, other, needed = left.partial, right.partial, op_sharding.operands
-    alike = one[:2] == other[:2] and sorted(one.reduced) == sorted(other.reduced)
-    if not alike or needed[0] != needed[1] or op_sharding.shardings[0] != one.to:
+    partial, other, needed = left.partial, right.partial, op_sharding.operands
+    alike = partial[:2] == other[:2] and sorted(partial.reduced) == sorted(other.reduced)
+    if not alike or needed[0] != needed[1] or op_sharding.shardings[0] != partial.to:
         return None
-    lands = does == "into" and axes_of(one.to) != axes_of(one.at)
-    once = not one.reduced and len(axes_of(one.to)) == len(axes_of(one.at)) + 1  # scattered, over one axis only
-    if lands and (left.viewed or right.viewed or not once):
+    lands = does == "into" and axes_of(partial.to) != axes_of(partial.sharding)
+    over_one_axis = not partial.reduced and len(axes_of(partial.to)) == len(axes_of(partial.sharding)) + 1
+    if lands and (left.viewed or right.viewed or not over_one_axis):
         return None
     into, cut = left.into or right.into or lands, (*left.cut_before, *left.cut)
     viewed = left.viewed or right.viewed
-    return _Open(one, left.first, place, one, left.terms + right.terms, (), cut, into, viewed)
+    return _Open(partial, left.first, place, partial, left.terms + right.terms, (), cut, into, viewed)
 
 
 # -- the collectives of a reduction ------------------------------------------------------------------------------------
@@ -201,22 +201,22 @@ class Completion(NamedTuple):
     """How a partial value is completed.
 
     Attributes:
-        apart: reduce-scattered in steps (see `scattered_apart`), not over all axes at once; otherwise a value scattered
-            along several dimensions is all-reduced. beside: reduce-scattered over some axes and all-reduced over others
-            (see `scattered_beside`). gathers: see `gathers_terms`.
+        in_steps: reduce-scattered in steps, not over all axes at once (see `scattered_in_steps`); otherwise a value
+            scattered along several dimensions is all-reduced. beside: reduce-scattered over some axes and all-reduced
+            over others (see `scattered_beside`). gathers: see `gathers_terms`.
     """
 
-    apart: bool
+    in_steps: bool
     beside: bool
     gathers: bool
 
 
 def completion_of(
-    op: Op, op_sharding: OpSharding, k: int, sizes: tuple[int, ...], terms: int = 1, *, apart: bool = False
+    op: Op, op_sharding: OpSharding, k: int, sizes: tuple[int, ...], terms: int = 1, *, separate: bool = False
 ) -> Completion:
-    """How partial result k of an op is completed, in a reduction of that many terms. apart: see `Reduction.apart`."""
-    beside = scattered_beside(op, 1 if apart else terms, op_sharding, k, sizes)
-    return Completion(scattered_apart(op, terms, op_sharding, k, sizes), beside, gathers_terms(op))
+    """How partial result k of an op is completed, in a reduction of so many terms. separate: see `Reduction`."""
+    beside = scattered_beside(op, 1 if separate else terms, op_sharding, k, sizes)
+    return Completion(scattered_in_steps(op, terms, op_sharding, k, sizes), beside, gathers_terms(op))
 
 
 def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cuts = ()) -> Iterator[CollectiveStep]:
@@ -231,25 +231,25 @@ def completed(partial: Partial, sizes: tuple[int, ...], how: Completion, cut: Cu
     Args:
         cut: all-reduced axes by which all readers then split it (see `cut_by_readers`), which makes a reduce-scatter.
     """
-    at, to, reduced = partial
-    over_dims = [axes for axes in _over(at, to) if axes]
+    before, to, reduced = partial
+    over_dims = [axes for axes in _over(before, to) if axes]
     scattered = tuple([axis for axes in over_dims for axis in axes])
     if how.gathers:
         over = tuple(sorted({*scattered, *reduced}))
-        yield CollectiveStep(ALL_GATHER, over, shards((over,), sizes) / shards(at, sizes), at, at)
+        yield CollectiveStep(ALL_GATHER, over, shards((over,), sizes) / shards(before, sizes), before, before)
         return
-    taken = axes_of(cut)
-    later = tuple(sorted(taken.union(reduced)))
-    if scattered and ((later and not how.beside) or (len(over_dims) > 1 and not how.apart)):
-        yield CollectiveStep(ALL_REDUCE, tuple(sorted({*scattered, *later})), 1 / shards(at, sizes), at, at)
+    cut_axes = axes_of(cut)
+    later = tuple(sorted(cut_axes.union(reduced)))
+    if scattered and ((later and not how.beside) or (len(over_dims) > 1 and not how.in_steps)):
+        yield CollectiveStep(ALL_REDUCE, tuple(sorted({*scattered, *later})), 1 / shards(before, sizes), before, before)
         return
-    current, fraction = at, 1 / shards(at, sizes)
-    for axes in scattered_in(_over(at, to), sizes) if how.apart else [scattered]:
+    current, fraction = before, 1 / shards(before, sizes)
+    for axes in scattered_in(_over(before, to), sizes) if how.in_steps else [scattered]:
         if axes:
-            known, fraction = split_further(current, to, axes), fraction / shards((axes,), sizes)
-            yield CollectiveStep(REDUCE_SCATTER, tuple(sorted(axes)), fraction, current, known)
-            current = known
-    if len(cut) == 1 and taken.issuperset(reduced):
+            following, fraction = split_further(current, to, axes), fraction / shards((axes,), sizes)
+            yield CollectiveStep(REDUCE_SCATTER, tuple(sorted(axes)), fraction, current, following)
+            current = following
+    if len(cut) == 1 and cut_axes.issuperset(reduced):
         yield CollectiveStep(REDUCE_SCATTER, later, fraction / shards((later,), sizes), current, None)
     elif later:
         yield CollectiveStep(ALL_REDUCE, later, fraction, current, current)
@@ -261,7 +261,7 @@ def in_steps(op: Op) -> bool:
     return op.kind.matrix_unit or op.name == CARRY
 
 
-def scattered_apart(op: Op, terms: int, op_sharding: OpSharding, k: int, sizes: tuple[int, ...]) -> bool:
+def scattered_in_steps(op: Op, terms: int, op_sharding: OpSharding, k: int, sizes: tuple[int, ...]) -> bool:
     """Whether partial result k of an op is scattered over several axes in two steps (see `sharding.scattered_in`). A
     contraction is not where one step suffices or where it is also all-reduced; a convolution is not along one
     dimension, where XLA would merge both slices into one slice of an all-reduce."""
@@ -355,7 +355,7 @@ def found_by_partitioner(op: Op, op_sharding: OpSharding, k: int, sizes: tuple[i
     return not idle and op_sharding.scattered[k] in target and in_mesh_order(target)
 
 
-def _over(at: Sharding, to: Sharding) -> list[tuple[int, ...]]:
-    """[dimensions] axes that `to` has and `at` has nowhere, in the order in which they split it."""
-    there = axes_of(at)
+def _over(before: Sharding, to: Sharding) -> list[tuple[int, ...]]:
+    """[dimensions] axes that `to` has and `before` has nowhere, in the order in which they split it."""
+    there = axes_of(before)
     return [tuple([axis for axis in axes if axis not in there]) for axes in to]

@@ -69,7 +69,7 @@ class PartitionedProgram:
         carried: op number of a loop's carry -> its deferred reduction, see `plan.loops`. `computed` has its
             sharding in the loop, `shardings` the one after the reduction behind the loop.
         summed: values that stay partial on the way to such a carry.
-        found: values in `computed` that XLA's partitioner takes to `shardings` by itself (see
+        by_partitioner: values in `computed` that XLA's partitioner takes to `shardings` by itself (see
             `partials.found_by_partitioner`).
         held: axes over which loop-invariant arrays are gathered before loops, see `plan.loops`.
         collectives: all of them, as the partitioner writes them, in program order.
@@ -88,7 +88,7 @@ class PartitionedProgram:
     added: dict[int, int] = field(default_factory=dict)
     carried: dict[int, DeferredReduction] = field(default_factory=dict)
     summed: frozenset[int] = frozenset()
-    found: frozenset[int] = frozenset()
+    by_partitioner: frozenset[int] = frozenset()
     held: frozenset[int] = frozenset()
     collectives: tuple[Collective, ...] = ()
 

@@ -100,10 +100,9 @@ class Problem:
         """The axis assignment of ops of one pattern under `plan`."""
         groups = self.pattern_groups[pattern]
         key = pattern, tuple([d for d in plan if not isinstance(d, Shard) or d.group in groups])
-        found = self._choices.get(key)
-        if found is None:
-            found = self._choices[key] = self._choose(*key)
-        return found
+        if key not in self._choices:
+            self._choices[key] = self._choose(*key)
+        return self._choices[key]
 
     def _choose(self, pattern: int, plan: Plan) -> Choice:
         assigner, state = self.assigners[pattern], START
@@ -121,12 +120,7 @@ class Problem:
     def assigners(self) -> tuple[AxisAssigner, ...]:
         """[patterns] axis assigner of each."""
         sizes = self.mesh.sizes
-        known: dict[tuple[Form, Space | None, frozenset[int]], AxisAssigner] = {}
-        for pattern in self.patterns:
-            key = pattern.form, pattern.space, pattern.closed
-            if key not in known:
-                known[key] = self.axis_assigners.of(rules_of(pattern.form, pattern.space, sizes, pattern.closed), sizes)
-        return tuple(known[pattern.form, pattern.space, pattern.closed] for pattern in self.patterns)
+        return tuple(self.axis_assigners.of(rules_of(p.form, p.space, sizes, p.closed), sizes) for p in self.patterns)
 
     def left_to(self, decision: Decision, to: Decision) -> frozenset[int]:
         """Other groups of the look-ups and arithmetic ops that `decision` splits and `to`, about the same group, does
@@ -168,11 +162,11 @@ class Problem:
     @cached_property
     def unlike_patterns(self) -> dict[int, list[int]]:
         """Group -> patterns that have it, one of each set that chooses alike under every plan."""
-        found: dict[int, dict[object, int]] = defaultdict(dict)
+        unlike: dict[int, dict[object, int]] = defaultdict(dict)
         for number, pattern in enumerate(self.patterns):
             for group in set(pattern.groups):
-                found[group].setdefault(decisive(pattern), number)
-        return defaultdict(list, {group: list(alike.values()) for group, alike in found.items()})
+                unlike[group].setdefault(decisive(pattern), number)
+        return defaultdict(list, {group: list(alike.values()) for group, alike in unlike.items()})
 
     @cached_property
     def reach(self) -> float:
@@ -215,12 +209,12 @@ class Problem:
     def _nested(self) -> frozenset[tuple[int, int]]:
         """Pairs of groups, in both orders, one of which is major to the other in some dimension of some op: a minor
         factor may be split only once its majors are."""
-        found: set[tuple[int, int]] = set()
+        nested: set[tuple[int, int]] = set()
         for pattern in self.patterns:
             for minor, majors in enumerate(pattern.form.majors):
                 for major in majors:
-                    found.add((pattern.groups[major], pattern.groups[minor]))
-        return frozenset(found | {(b, a) for a, b in found})
+                    nested.add((pattern.groups[major], pattern.groups[minor]))
+        return frozenset(nested | {(b, a) for a, b in nested})
 
     @cached_property
     def sums(self) -> tuple[Sum, ...]:
@@ -233,15 +227,15 @@ class Problem:
         ]
         terms = [can and adds_up(op) for can, op in zip(partial, ops, strict=True)]
         others = [number for number, can in enumerate(partial) if can and not terms[number]]
-        for one in self.accumulations:
-            terms[one.carry] = True
+        for accumulation in self.accumulations:
+            terms[accumulation.carry] = True
         alone = [Sum((SumStep("term", number),), ops[number].results[0]) for number in others]
         return (*find_sums(self.program, terms), *alone)
 
     @cached_property
     def terms(self) -> frozenset[int]:
         """Ops whose results are terms of `sums`."""
-        return frozenset(number for found in self.sums for number in found.terms)
+        return frozenset(number for each in self.sums for number in each.terms)
 
     @cached_property
     def weight_bytes(self) -> dict[int, int]:
@@ -301,15 +295,15 @@ class Problem:
 
     def _taking_back(self) -> frozenset[Replicate]:
         """`Replicate` decisions that would undo a split of arguments by `fixed`."""
-        found: set[Replicate] = set()
+        undoing: set[Replicate] = set()
         for argument in range(len(self.program.arguments)) if self.fixed else ():
             pattern = self.op_pattern[argument]
             for role in {self.argument_role[argument], self.argument_kind[argument]}:
                 for axis in range(len(self.mesh.sizes)):
-                    whole = Replicate(role, axis)
-                    if self.choice(pattern, self.fixed) != self.choice(pattern, (*self.fixed, whole)):
-                        found.add(whole)
-        return frozenset(found)
+                    replicate = Replicate(role, axis)
+                    if self.choice(pattern, self.fixed) != self.choice(pattern, (*self.fixed, replicate)):
+                        undoing.add(replicate)
+        return frozenset(undoing)
 
 
 # ---------------------------------------------------------------- patterns
@@ -374,11 +368,11 @@ def make_problem(
         closed = _closed_axes(op, mesh, operand_pins + result_pins)
         looked_up = _looked_up(op, form)
         key = (form, groups, strands, role, kind, operand_pins, result_pins, space, closed, loop_role, looked_up)
-        at = numbers.get(key)
-        if at is None:
-            at = numbers[key] = len(patterns)
+        pattern = numbers.get(key)
+        if pattern is None:
+            pattern = numbers[key] = len(patterns)
             patterns.append(OpPattern(*key))
-        op_pattern.append(at)
+        op_pattern.append(pattern)
     places = {r: k for group in dimensions.groups for k, r in enumerate(group.resolutions)}
     return Problem(
         program,
@@ -424,8 +418,8 @@ def _lies_as(program: Program, value: int, argument: int, role: str) -> bool:
     another shape or type does not, so that a replicated input is sliced first: XLA lays out and converts all of it
     before it takes a slice.
     """
-    view, whole = program.values[value], program.values[program.arguments[argument].value]
-    return view == whole if role == INPUTS else view.elements <= whole.elements
+    view, stored = program.values[value], program.values[program.arguments[argument].value]
+    return view == stored if role == INPUTS else view.elements <= stored.elements
 
 
 def _accumulations(
@@ -434,14 +428,14 @@ def _accumulations(
     """The loop-carried sums that no pin binds."""
     if not program.loops:
         return ()
-    found = find_accumulations(
+    accumulations = find_accumulations(
         program,
         [
             FactorKind.REDUCTION in form.kinds and len(op.results) == 1 and adds_up(op) and op.results[0] not in pins
             for op, form in zip(program.ops, dimensions.forms, strict=True)
         ],
     )
-    return tuple(one for one in found if program.ops[one.carry].results[0] not in pins)
+    return tuple(each for each in accumulations if program.ops[each.carry].results[0] not in pins)
 
 
 def _kinds_of_arguments(
@@ -459,16 +453,16 @@ def _kinds_of_arguments(
         form, strands = dimensions.forms[number], dimensions.strands.get(number, ())
         members[argument_role[number], form, groups, strands, pins.get(argument.value)].append(number)
     names: list[str] = []
-    found = list(argument_role)
+    argument_kind = list(argument_role)
     for alike in members.values():
         if len(alike) == argument_role.count(argument_role[alike[0]]):
             continue
         for number in alike:
-            found[number] = len(roles) + len(names)
+            argument_kind[number] = len(roles) + len(names)
         name = program.arguments[alike[0]].label or f"argument {alike[0]}"
         rest = f" and {len(alike) - 1} alike" if len(alike) > 1 else ""
         names.append(f"argument {name}{rest}" if name in roles else f"{name}{rest}")
-    return names, tuple(found)
+    return names, tuple(argument_kind)
 
 
 def _space(op: Op, form: Form) -> Space | None:
@@ -532,7 +526,7 @@ def _way_to_product(program: Program, number: int) -> tuple[list[int], int | Non
 
 def _along(way: list[int], forms: Sequence[Form], product: Form, position: int) -> list[tuple[int, Form]]:
     """(op, its form in the factors of the contraction) for each op of a path; empty where dimensions do not line up."""
-    found: list[tuple[int, Form]] = []
+    path_forms: list[tuple[int, Form]] = []
     kinds = tuple([FactorKind.SUMMED_LATER if kind is FactorKind.REDUCTION else kind for kind in product.kinds])
     read: Dims = product.operands[position]
     for step in reversed(way):
@@ -540,19 +534,19 @@ def _along(way: list[int], forms: Sequence[Form], product: Form, position: int) 
         factors = _same_factors(form, form.results[0], product, read)
         if factors is None or any(factor not in factors for dim in form.operands[0] for factor in dim):
             return []
-        made, read = read, tuple([tuple([factors[factor] for factor in dim]) for dim in form.operands[0]])
-        found.append((step, replace(product, kinds=kinds, operands=(read,), results=(made,))))
-    return found
+        result, read = read, tuple([tuple([factors[factor] for factor in dim]) for dim in form.operands[0]])
+        path_forms.append((step, replace(product, kinds=kinds, operands=(read,), results=(result,))))
+    return path_forms
 
 
 def _same_factors(form: Form, dims: Dims, product: Form, read: Dims) -> dict[int, int] | None:
     """Factor of an op's result -> factor of the product that is the same dimension."""
-    found: dict[int, int] = {}
+    same: dict[int, int] = {}
     for own, other in zip(dims, read, strict=True):
         if [form.sizes[factor] for factor in own] != [product.sizes[factor] for factor in other]:
             return None
-        found.update(zip(own, other, strict=True))
-    return found
+        same.update(zip(own, other, strict=True))
+    return same
 
 
 def samples_of(problem: Problem) -> int:

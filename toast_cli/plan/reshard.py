@@ -86,30 +86,33 @@ def reshard_steps(
 
 
 def copies_of(
-    made: Sharding,
+    source: Sharding,
     needed: Sequence[Sharding],
     sizes: tuple[int, ...],
     shape: tuple[int, ...] | None = None,
     whole_ahead: Sequence[bool | None] | None = None,
     held: Collection[int] = (),
 ) -> list[Copy]:
-    """The resharded copies of an array made as `made` that need communication. needed: [uses] sharding that each needs.
+    """The resharded copies of an array made in `source` that need communication. needed: [uses] sharding of each.
     whole_ahead: [uses] see `program.values.Reading`; uses outside loops share the copy made ahead of loops. held: see
     `steps_ahead`."""
     wanted: dict[tuple[Sharding, bool], list[int]] = {}
     wholly = whole_ahead or [None] * len(needed)
     if held:
         wholly = [
-            takes if takes is None else takes or gathers_over(route(made, sharding, sizes, shape), held)
+            takes if takes is None else takes or gathers_over(route(source, sharding, sizes, shape), held)
             for sharding, takes in zip(needed, wholly, strict=True)
         ]
     ahead_of_loops = {sharding for sharding, takes in zip(needed, wholly, strict=True) if takes}
     for place, (sharding, takes) in enumerate(zip(needed, wholly, strict=True)):
-        if sharding is not made and sharding != made:
+        if sharding is not source and sharding != source:
             ahead = sharding in ahead_of_loops if takes is None else takes
             wanted.setdefault((sharding, ahead), []).append(place)
-    found = [copy_of(at, places, route(made, at, sizes, shape), ahead, held) for (at, ahead), places in wanted.items()]
-    return [copy for copy in found if communicates(copy.steps)]
+    copies = [
+        copy_of(target, places, route(source, target, sizes, shape), ahead, held)
+        for (target, ahead), places in wanted.items()
+    ]
+    return [copy for copy in copies if communicates(copy.steps)]
 
 
 def copy_of(
@@ -128,8 +131,8 @@ def communicates(steps: tuple[RoutedStep, ...]) -> bool:
     return any(step.kind != SLICE for step, _ in steps)
 
 
-def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
-    """The collectives that make the copies of an array that is made as `made`.
+def moves_of(source: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
+    """The collectives that make the copies of an array that is made in `source`.
 
     Copies whose steps begin alike share those, up to a sharding that both constrain (see `waypoints`): XLA's
     partitioner keeps an array in every sharding that it was asked for.
@@ -140,18 +143,18 @@ def moves_of(made: Sharding, copies: Sequence[Copy]) -> Iterator[ShardingMove]:
         for k, key in enumerate(way):
             served[key, k < copy.ahead] = (*served.get((key, k < copy.ahead), ()), *copy.places)
     for copy, way in zip(copies, ways, strict=True):
-        at = made
-        for k, ((step, to), key) in enumerate(zip(copy.steps, way, strict=True)):
+        before = source
+        for k, ((step, after), key) in enumerate(zip(copy.steps, way, strict=True)):
             places = served.pop((key, k < copy.ahead), None)
             if step.kind != SLICE and places is not None:
-                yield ShardingMove(step, at, to, places, k < copy.ahead)
-            at = to
+                yield ShardingMove(step, before, after, places, k < copy.ahead)
+            before = after
 
 
 def ways_of(steps: tuple[RoutedStep, ...], ahead: int = 0) -> list[Way]:
     """[steps] its number, and the steps up to the next constrained sharding, or up to the loop's edge where the first
     `ahead` steps run ahead of a loop."""
-    ends = sorted({*stations(steps), ahead or len(steps), len(steps)})
+    ends = sorted({*constrained_after(steps), ahead or len(steps), len(steps)})
     return [(k, steps[: next(end for end in ends if end > k)]) for k in range(len(steps))]
 
 
@@ -190,7 +193,7 @@ def waypoints(
 ) -> tuple[Sharding, ...]:
     """Intermediate shardings that must be constrained for XLA to take this route; none where it takes one step."""
     steps = route(source, target, sizes, shape)
-    return tuple([steps[end - 1][1] for end in stations(steps)])
+    return tuple([steps[end - 1][1] for end in constrained_after(steps)])
 
 
 class ReshardPart(NamedTuple):
@@ -201,7 +204,7 @@ class ReshardPart(NamedTuple):
     through: tuple[Sharding, ...] = ()
 
 
-def stretches(
+def reshard_parts(
     source: Sharding,
     target: Sharding,
     sizes: tuple[int, ...],
@@ -213,21 +216,21 @@ def stretches(
     """(steps ahead of loops that only read the array, see `steps_ahead`; the rest). None for an empty part."""
     steps = route(source, target, sizes, shape)
     count = steps_ahead(steps, whole_ahead=whole_ahead, held=held)
-    along = {stop: steps[stop - 1][1] for stop in stations(steps)}
+    along = {stop: steps[stop - 1][1] for stop in constrained_after(steps)}
     if not count:
         return None, ReshardPart(source, target, tuple(along.values()))
     middle = steps[count - 1][1]
-    ahead = ReshardPart(source, middle, tuple([at for stop, at in along.items() if stop < count]))
-    rest = ReshardPart(middle, target, tuple([at for stop, at in along.items() if stop > count]))
+    ahead = ReshardPart(source, middle, tuple([sharding for stop, sharding in along.items() if stop < count]))
+    rest = ReshardPart(middle, target, tuple([sharding for stop, sharding in along.items() if stop > count]))
     return ahead, rest if count < len(steps) else None
 
 
-def stations(steps: tuple[RoutedStep, ...]) -> list[int]:
+def constrained_after(steps: tuple[RoutedStep, ...]) -> list[int]:
     """Numbers of steps after which the sharding has to be constrained; see `waypoints`."""
     kinds = [step.kind for step, _ in steps]
     moves = set(kinds) - {SLICE}
-    one = len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}  # gathers XLA takes in one go
-    if len(moves) < 2 and (SLICE not in kinds or set(kinds) <= {SLICE, PERMUTE}) and one:
+    single_step = len(kinds) - kinds.count(SLICE) < 2 or set(kinds) == {GATHER}  # gathers XLA takes in one go
+    if len(moves) < 2 and (SLICE not in kinds or set(kinds) <= {SLICE, PERMUTE}) and single_step:
         return []
     return [k for k in range(1, len(steps)) if (kinds[k - 1], kinds[k]) != (SLICE, SLICE)]
 
@@ -240,7 +243,7 @@ def route(
     The cheapest route whatever the shape; if it cuts this shape unevenly, the cheapest that does not.
     """
     steps = _route(source, target, sizes)
-    if shape is None or all(is_even(at, shape, sizes) for _, at in steps[:-1]):
+    if shape is None or all(is_even(sharding, shape, sizes) for _, sharding in steps[:-1]):
         return steps
     return _route(source, target, sizes, shape)
 
@@ -263,13 +266,13 @@ def _route(
     queue: list[_Queued] = [(0.0, 0, source, ())]
     done: set[Sharding] = set()
     while queue:
-        cost, count, at, steps = heappop(queue)
-        if at == target:
+        cost, count, current, steps = heappop(queue)
+        if current == target:
             return steps
-        if at in done:
+        if current in done:
             continue
-        done.add(at)
-        for step, to in _next_steps(at, target, sizes, may_gather=shape is not None):
+        done.add(current)
+        for step, to in _next_steps(current, target, sizes, may_gather=shape is not None):
             if to not in done and (shape is None or _is_allowed(to, source, target, shape, sizes)):
                 moved = 0.0 if step.kind == SLICE else step.fraction
                 heappush(queue, (cost + moved, count + 1, to, (*steps, (step, to))))
@@ -278,39 +281,39 @@ def _route(
 
 def _gathers(source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> Iterator[RoutedStep]:
     """One all-gather a dimension, the last first, as XLA does."""
-    at = source
+    current = source
     for dim in reversed(range(len(source))):
-        gone = at[dim][len(target[dim]) :]
+        gone = current[dim][len(target[dim]) :]
         if gone:
-            at = _replaced(at, dim, target[dim])
-            yield ReshardStep(GATHER, gone, 1 / shards(at, sizes)), at
+            current = _replaced(current, dim, target[dim])
+            yield ReshardStep(GATHER, gone, 1 / shards(current, sizes)), current
 
 
 def _is_allowed(
-    at: Sharding, source: Sharding, target: Sharding, shape: tuple[int, ...], sizes: tuple[int, ...]
+    sharding: Sharding, source: Sharding, target: Sharding, shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> bool:
     """Whether each dimension is cut evenly, or begins as at either end."""
     return all(
         size % shards((axes,), sizes) == 0 or axes == have[: len(axes)] or axes == want[: len(axes)]
-        for size, axes, have, want in zip(shape, at, source, target, strict=True)
+        for size, axes, have, want in zip(shape, sharding, source, target, strict=True)
     )
 
 
-def _next_steps(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gather: bool) -> Iterator[RoutedStep]:
+def _next_steps(current: Sharding, target: Sharding, sizes: tuple[int, ...], may_gather: bool) -> Iterator[RoutedStep]:
     """Single steps that may lead to the target; gathers axes that the target uses only if `may_gather`."""
     home = {axis: dim for dim, axes in enumerate(target) for axis in axes}
-    present = {axis for axes in at for axis in axes}
-    local = 1 / shards(at, sizes)
+    present = {axis for axes in current for axis in axes}
+    local = 1 / shards(current, sizes)
     for axis, dim in home.items():
         if axis not in present:
-            to = _replaced(at, dim, (*at[dim], axis))
+            to = _replaced(current, dim, (*current[dim], axis))
             yield ReshardStep(SLICE, (axis,), 1 / shards(to, sizes)), to
-    for dim, axes in enumerate(at):
+    for dim, axes in enumerate(current):
         if axes == target[dim]:
             continue
         for count in range(1, len(axes) + 1):
             kept, minor = axes[:-count], axes[-count:]
-            to = _replaced(at, dim, kept)
+            to = _replaced(current, dim, kept)
             if may_gather or len(axes) > MOST_REORDERED or not home.keys() & set(minor):
                 yield ReshardStep(GATHER, minor, 1 / shards(to, sizes)), to
             goals = {home.get(axis, dim) for axis in minor}
@@ -321,10 +324,10 @@ def _next_steps(at: Sharding, target: Sharding, sizes: tuple[int, ...], may_gath
             for order in permutations(axes):
                 if order != axes:
                     moved = tuple(a for a, b in zip(axes, order, strict=True) if a != b)
-                    yield ReshardStep(PERMUTE, moved, local), _replaced(at, dim, order)
+                    yield ReshardStep(PERMUTE, moved, local), _replaced(current, dim, order)
     # Pieces of `target` are pieces of those of `at`, so that each device can be sent the one it needs.
-    if all(shards((y,), sizes) % shards((x,), sizes) == 0 for x, y in zip(at, target, strict=True)):
-        moved = tuple(sorted({a for x, y in zip(at, target, strict=True) for a in _unlike(x, y)}))
+    if all(shards((y,), sizes) % shards((x,), sizes) == 0 for x, y in zip(current, target, strict=True)):
+        moved = tuple(sorted({a for x, y in zip(current, target, strict=True) for a in _unlike(x, y)}))
         yield ReshardStep(PERMUTE, moved, 1 / shards(target, sizes)), target
 
 
@@ -348,7 +351,7 @@ def _replaced(sharding: Sharding, dim: int, axes: tuple[int, ...]) -> Sharding:
 # of XLA's SPMD partitioner, 2025.)
 
 # [shards] first and last element (excluded) of the operand that each needs; a range may extend beyond the array.
-Stretches = tuple[tuple[int, int], ...]
+NeededRanges = tuple[tuple[int, int], ...]
 # Ranges shorter than the distance to them by this factor are sent piece by piece.
 _FAR = 2
 
@@ -362,7 +365,7 @@ class Permute(NamedTuple):
     pairs: tuple[tuple[int, int], ...]
 
 
-class Exchange(NamedTuple):
+class Transfer(NamedTuple):
     """A collective that fetches elements from other devices. bytes: of its result on each device."""
 
     kind: str
@@ -371,23 +374,24 @@ class Exchange(NamedTuple):
 
 
 class WindowRead(NamedTuple):
-    """How an op reads its first operand through windows. at: the sharding it requires. summed: operand dimensions over
+    """How an op reads its first operand through windows. sharding: the one it requires. summed: operand dimensions over
     which the op sums across devices."""
 
     windows: tuple[Window, ...]
-    at: Sharding
+    sharding: Sharding
     summed: tuple[int, ...]
 
 
 def read_of(windows: tuple[Window, ...], op_sharding: OpSharding) -> WindowRead:
     """How an op that has these windows reads its first operand."""
-    at, made = op_sharding.operands[0], op_sharding.computed[0]
-    return WindowRead(windows, at, tuple([w.operand_dim for w in windows if made[w.result_dim] != at[w.operand_dim]]))
+    sharding, result = op_sharding.operands[0], op_sharding.computed[0]
+    summed = tuple([w.operand_dim for w in windows if result[w.result_dim] != sharding[w.operand_dim]])
+    return WindowRead(windows, sharding, summed)
 
 
 def neighbours(
     whole_bytes: float, reads: Sequence[WindowRead], sizes: tuple[int, ...]
-) -> list[tuple[Exchange, list[int]]]:
+) -> list[tuple[Transfer, list[int]]]:
     """The halo exchanges of one array for all ops that read it through windows, each with the indices of the reads it
     serves.
 
@@ -399,10 +403,10 @@ def neighbours(
     return [(exchange, places) for read, places in alike.items() for exchange in _of_read(whole_bytes, read, sizes)]
 
 
-def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> Iterator[Exchange]:
-    size = whole_bytes / shards(read.at, sizes)
+def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> Iterator[Transfer]:
+    size = whole_bytes / shards(read.sharding, sizes)
     for window in read.windows:
-        axes = read.at[window.operand_dim]
+        axes = read.sharding[window.operand_dim]
         if not axes:
             continue
         count = shards((axes,), sizes)
@@ -410,13 +414,13 @@ def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> It
         sent = exchanged(window, count, summed=summed)
         if sent is None:
             size *= count
-            yield Exchange(GATHER, axes, size)
+            yield Transfer(GATHER, axes, size)
             continue
         element = size * count / window.inputs
         for permute in sent:
             if permute.pairs:
                 crossed = crossed_by(permute.pairs, axes, sizes)
-                yield Exchange(PERMUTE, crossed, element * (permute.last - permute.first))
+                yield Transfer(PERMUTE, crossed, element * (permute.last - permute.first))
         size = element * max(last - first for first, last in ranges_needed(window, count, summed=summed) or ())
 
 
@@ -428,30 +432,30 @@ def crossed_by(pairs: tuple[tuple[int, int], ...], axes: tuple[int, ...], sizes:
     inner = shards((axes,), sizes)
     for axis in axes:
         outer, inner = inner, inner // sizes[axis]
-        if any(one % outer // inner != other % outer // inner for one, other in pairs):
+        if any(sender % outer // inner != receiver % outer // inner for sender, receiver in pairs):
             crossed.append(axis)
     return tuple(crossed)
 
 
 def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
     """Ops that read a value through windows, grouped by loop and branch: exchanges are not shared between these."""
-    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    readers: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for number, position in program.users[value]:
         op = program.ops[number]
         if op.windows and position == 0:
-            found.setdefault((op.loop, op.branches), []).append(number)
-    return [(loop, numbers) for (loop, _), numbers in found.items()]
+            readers.setdefault((op.loop, op.branches), []).append(number)
+    return [(loop, numbers) for (loop, _), numbers in readers.items()]
 
 
 def rotations(
     op: Op, whole_bytes: float, kinds: Sequence[FactorKind], op_sharding: OpSharding, sizes: tuple[int, ...]
-) -> Iterator[Exchange]:
+) -> Iterator[Transfer]:
     """The collective-permute of an op that moves elements without windows, over all axes that split a permuted factor.
     whole_bytes: of its result. kinds: [factors] of the op's form."""
     factors = zip(op_sharding.factor_axes, kinds, strict=True)
     moved = tuple(axis for axes, kind in factors if kind is FactorKind.PERMUTATION for axis in axes)
     if moved and not op.kind.windowed:
-        yield Exchange(PERMUTE, moved, whole_bytes / shards(op_sharding.computed[0], sizes))
+        yield Transfer(PERMUTE, moved, whole_bytes / shards(op_sharding.computed[0], sizes))
 
 
 @lru_cache(maxsize=50_000)
@@ -465,12 +469,12 @@ def exchanged(window: Window, shards: int, *, summed: bool = False) -> tuple[Per
     return None if needed is None else permutes(needed, window.inputs)
 
 
-def ranges_needed(window: Window, shards: int, *, summed: bool = False) -> Stretches | None:
+def ranges_needed(window: Window, shards: int, *, summed: bool = False) -> NeededRanges | None:
     """Range that each device needs along the window's dimension; None for windows that XLA does not split."""
     return contracted(window, shards) if summed else tiled(window, shards)
 
 
-def permutes(needed: Stretches, elements: int) -> tuple[Permute, ...] | None:
+def permutes(needed: NeededRanges, elements: int) -> tuple[Permute, ...] | None:
     """The collective-permutes for these ranges of a dimension of that size; None where the operand is gathered."""
     shards = len(needed)
     shard = ceil(elements / shards)
@@ -482,25 +486,25 @@ def permutes(needed: Stretches, elements: int) -> tuple[Permute, ...] | None:
     return halos(left, right, shard)
 
 
-def tiled(window: Window, shards: int) -> Stretches | None:
+def tiled(window: Window, shards: int) -> NeededRanges | None:
     """Range that each device needs to compute its shard of the result; None for windows that XLA does not split."""
     own = ceil(window.outputs / shards)
     step, holes = window.stride * own, window.dilation - 1
     if window.stride > 1 and step % window.dilation:
         return None
-    whole = int(window.low / window.dilation)  # rounded towards zero
-    rest = window.low - whole * window.dilation
+    low = int(window.low / window.dilation)  # rounded towards zero
+    rest = window.low - low * window.dilation
     length = window.stride * (own - 1) + 1 + (window.size - 1) * window.spread
     return tuple(
         (
-            (step * k + holes - rest) // window.dilation - whole,
-            (step * k + length + holes - rest) // window.dilation - whole,
+            (step * k + holes - rest) // window.dilation - low,
+            (step * k + length + holes - rest) // window.dilation - low,
         )
         for k in range(shards)
     )
 
 
-def contracted(window: Window, shards: int) -> Stretches | None:
+def contracted(window: Window, shards: int) -> NeededRanges | None:
     """Range that each device needs to apply its shard of the kernel to the whole result; None for dilated operands."""
     if window.dilation != 1:
         return None
@@ -519,7 +523,7 @@ def halos(left: list[int], right: list[int], shard: int) -> tuple[Permute, ...] 
     begin, end = -max(left), shard + max(right)  # union of all ranges, relative to the shard's first element
     if begin >= end:
         return None
-    found = [
+    sent = [
         Permute(
             max(shard * (away + 1) - widest_left, 0),
             shard - max(-away * shard - end, 0),
@@ -529,7 +533,7 @@ def halos(left: list[int], right: list[int], shard: int) -> tuple[Permute, ...] 
         if -(away + 1) * shard < end
     ]
     skipped = min(max(begin - shard, 0), max(widest_right, 0)) // shard
-    found += [
+    sent += [
         Permute(
             max(begin - (away + 1) * shard, 0),
             min(widest_right - shard * away, shard),
@@ -537,26 +541,26 @@ def halos(left: list[int], right: list[int], shard: int) -> tuple[Permute, ...] 
         )
         for away in range(skipped, ceil(widest_right / shard))
     ]
-    return tuple(found)
+    return tuple(sent)
 
 
-def pieces(needed: Stretches, shard: int, elements: int) -> tuple[Permute, ...]:
+def pieces(needed: NeededRanges, shard: int, elements: int) -> tuple[Permute, ...]:
     """Permutes that send pieces of shards: in each permute a device sends and receives at most one piece, all padded to
     the union of the pieces."""
     waiting: list[list[tuple[int, int, int, int]]] = [
         [] for _ in needed
-    ]  # [source] (place in the stretch, receiver, first, last)
+    ]  # [source] (place in the range, receiver, first, last)
     for receiver, (first, last) in enumerate(needed):
-        at = max(first, 0)
-        while at < min(last, elements):
-            source, begin = divmod(at, shard)
-            end = min(begin + last - at, shard)
+        position = max(first, 0)
+        while position < min(last, elements):
+            source, begin = divmod(position, shard)
+            end = min(begin + last - position, shard)
             if source != receiver:
-                waiting[source].append((at - first, receiver, begin, end))
-            at += end - begin
+                waiting[source].append((position - first, receiver, begin, end))
+            position += end - begin
     for queue in waiting:
         queue.sort()
-    found = []
+    sent = []
     while any(waiting):
         pairs: dict[int, int] = {}  # receiver -> sender
         begin, end = shard, 0
@@ -564,14 +568,14 @@ def pieces(needed: Stretches, shard: int, elements: int) -> tuple[Permute, ...]:
             if not queue:
                 continue
             _, receiver, first, last = queue[0]
-            apart = (begin > last and end == shard and first == 0) or (end < first and begin == 0 and last == shard)
-            if pairs and (receiver in pairs or apart):
+            disjoint = (begin > last and end == shard and first == 0) or (end < first and begin == 0 and last == shard)
+            if pairs and (receiver in pairs or disjoint):
                 continue
             queue.pop(0)
             pairs[receiver] = source
             begin, end = min(begin, first), max(end, last)
-        found.append(Permute(begin, end, tuple([(source, receiver) for receiver, source in pairs.items()])))
-    return tuple(found)
+        sent.append(Permute(begin, end, tuple([(source, receiver) for receiver, source in pairs.items()])))
+    return tuple(sent)
 
 
 # ---------------------------------------------------------------- ops that one device runs
@@ -581,15 +585,15 @@ def pieces(needed: Stretches, shard: int, elements: int) -> tuple[Permute, ...]:
 def not_reduced(program: Program) -> frozenset[int]:
     """Results of such ops that need no all-reduce of their own: they have no readers, or they are only added to others
     and XLA reduces the sum (see `partials`)."""
-    found: set[int] = set()
+    unreduced: set[int] = set()
     added: dict[int, int] = {}  # a sum with one reader -> the term whose all-reduce is counted for it
     for op in program.ops:
         if op.one_device:
-            found.update(value for value in op.results if not program.users[value])
+            unreduced.update(value for value in op.results if not program.users[value])
             terms = {value: value for value in op.results}
         elif op.name == ADD and all(value in added for value in op.operands):
             left, right = (added[value] for value in op.operands)
-            found.add(right)
+            unreduced.add(right)
             terms = {op.results[0]: left}
         else:
             continue
@@ -597,18 +601,18 @@ def not_reduced(program: Program) -> frozenset[int]:
             uses = [program.ops[user] for user, _ in program.users[value]]
             if len(uses) == 1 and (uses[0].loop, uses[0].branches) == (op.loop, op.branches):
                 added[value] = term
-    return frozenset(found)
+    return frozenset(unreduced)
 
 
 def spread(
     op: Op, whole_bytes: Sequence[int], op_sharding: OpSharding, sizes: tuple[int, ...]
-) -> Iterator[tuple[int, Exchange]]:
+) -> Iterator[tuple[int, Transfer]]:
     """The all-reduces of an op's results, each with the number of its result. whole_bytes: [results], 0 for those in
     `not_reduced`."""
     if not op.one_device and op.name != RNG:
         return
-    for k, whole in enumerate(whole_bytes):
-        at = op_sharding.computed[k]
-        axes = tuple(axis for axis, size in enumerate(sizes) if size > 1 and axis not in axes_of(at))
-        if axes and whole:
-            yield k, Exchange(ALL_REDUCE, axes, whole / shards(at, sizes))
+    for k, array_bytes in enumerate(whole_bytes):
+        sharding = op_sharding.computed[k]
+        axes = tuple(axis for axis, size in enumerate(sizes) if size > 1 and axis not in axes_of(sharding))
+        if axes and array_bytes:
+            yield k, Transfer(ALL_REDUCE, axes, array_bytes / shards(sharding, sizes))

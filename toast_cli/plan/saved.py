@@ -104,7 +104,7 @@ def saved_plan(problem: Problem, plan: Plan) -> SavedPlan:
 def save_plan(problem: Problem, plan: Plan) -> bytes:
     """The plan as JSON, with a final newline."""
     saved = saved_plan(problem, plan)
-    given = {one.name: getattr(saved, one.name) for one in fields(saved) if getattr(saved, one.name) != one.default}
+    given = {f.name: getattr(saved, f.name) for f in fields(saved) if getattr(saved, f.name) != f.default}
     facts = {"schema": SCHEMA, **given, "decisions": [asdict(decision) for decision in saved.decisions]}
     return (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
@@ -145,20 +145,20 @@ def carried_over(problem: Problem, saved: SavedPlan) -> tuple[Plan, list[str]]:
     """(the saved decisions as decisions of this problem, a message for each difference)."""
     sizes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
     wanted = [t for d in saved.decisions for t in (d.group, d.unless, d.only) if t is not None]
-    found = match(wanted, traits_of(problem))
+    matches = match(wanted, traits_of(problem))
     useful = {(d.group, d.axis) for d in replace(problem, closed=frozenset()).decisions.choices if isinstance(d, Shard)}
     plan: list[Decision] = []
     notes: list[str] = []
     for number, decision in enumerate(saved.decisions, 1):
-        made, why = _carry(problem, decision, found)
-        if made is None or made in plan:
+        carried, why = _carry(problem, decision, matches)
+        if carried is None or carried in plan:
             notes.append(f"decision {number} ({_words(decision)}) is left out: {why or 'it is there already'}")
             continue
-        plan.append(made)
-        if isinstance(made, Shard) and (made.group, made.axis) not in useful:
-            length = f"{problem.dimensions.groups[made.group].size:,} elements, {sizes[decision.axis]} ways"
+        plan.append(carried)
+        if isinstance(carried, Shard) and (carried.group, carried.axis) not in useful:
+            length = f"{problem.dimensions.groups[carried.group].size:,} elements, {sizes[decision.axis]} ways"
             notes.append(f"decision {number} ({_words(decision)}) changes nothing here: {length}")
-    for traits, group in found.items():
+    for traits, group in matches.items():
         notes += _changes(traits, problem.dimensions.groups[group])
     for axis, size in saved.axes.items():
         if sizes.get(axis, size) != size:
@@ -171,11 +171,11 @@ def match(saved: Iterable[Traits], now: list[Traits]) -> dict[Traits, int]:
     first, each once."""
     wanted = list(dict.fromkeys(saved))
     pairs = [(likeness(old, new), a, b) for a, old in enumerate(wanted) for b, new in enumerate(now)]
-    found: dict[Traits, int] = {}
+    matches: dict[Traits, int] = {}
     for score, a, b in sorted(pairs, key=lambda pair: (-pair[0], pair[1], pair[2])):
-        if score >= LIKENESS and wanted[a] not in found and b not in found.values():
-            found[wanted[a]] = b
-    return found
+        if score >= LIKENESS and wanted[a] not in matches and b not in matches.values():
+            matches[wanted[a]] = b
+    return matches
 
 
 def likeness(old: Traits, new: Traits) -> float:
@@ -187,8 +187,8 @@ def likeness(old: Traits, new: Traits) -> float:
         "name": float(old.name == new.name),
         "size": float(old.size == new.size),
     }
-    known = {part: value for part, value in parts.items() if value is not None}
-    return sum(_WEIGHTS[part] * value for part, value in known.items()) / sum(_WEIGHTS[part] for part in known)
+    shared = {part: value for part, value in parts.items() if value is not None}
+    return sum(_WEIGHTS[part] * value for part, value in shared.items()) / sum(_WEIGHTS[part] for part in shared)
 
 
 def traits_of(problem: Problem) -> list[Traits]:
@@ -222,7 +222,7 @@ def _factors(problem: Problem, op: int) -> Any:
     return pattern.groups, pattern.form
 
 
-def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int]) -> tuple[Decision | None, str]:
+def _carry(problem: Problem, decision: SavedDecision, matches: Mapping[Traits, int]) -> tuple[Decision | None, str]:
     """(the decision in this problem, empty), or (None, reason). Conflicts that are new here take their first side."""
     names = problem.mesh.names
     if decision.axis not in names:
@@ -233,17 +233,17 @@ def _carry(problem: Problem, decision: SavedDecision, found: Mapping[Traits, int
             return None, f"there are no such arguments here, but {', '.join(ROLES)}"
         return Replicate(problem.roles.index(decision.arguments), axis), ""
     for traits in (decision.group, decision.unless, decision.only):
-        if traits is not None and traits not in found:
+        if traits is not None and traits not in matches:
             some = f" ({', '.join(map(slash_path, traits.members[:2]))})" if traits.members else ""
             return None, f"nothing here is like {traits.name}{some}"
-    group = found[decision.group]
-    unless = NONE if decision.unless is None else found[decision.unless]
+    group = matches[decision.group]
+    unless = NONE if decision.unless is None else matches[decision.unless]
     unless = SUMMED if decision.unless_summed else LOOK_UPS if decision.unless_look_ups else unless
     here = problem.dimensions.groups[group]
     counts = [problem.dimensions.resolutions[r].sides for r in here.resolutions]
     filled = (*decision.sides, *((0,) * len(counts)))[: len(counts)]
     sides = tuple(min(side, count - 1) for side, count in zip(filled, counts, strict=True))
-    only = NONE if decision.only is None else found[decision.only]
+    only = NONE if decision.only is None else matches[decision.only]
     return Shard(group, axis, sides, unless, only), ""
 
 
@@ -284,12 +284,12 @@ def mirrored_groups(problem: Problem) -> list[int]:
     return [number for number, group in enumerate(groups) if len(group.classes) > 1 and not group.resolutions]
 
 
-def unmirror(problem: Problem, apart: Iterable[int]) -> tuple[Problem, Parts]:
+def unmirror(problem: Problem, numbers: Iterable[int]) -> tuple[Problem, Parts]:
     """The problem with these groups un-mirrored, and the groups split off each of them."""
     dimensions = problem.dimensions
     groups, class_group = list(dimensions.groups), list(dimensions.class_group)
     parts: Parts = {}
-    for number in apart:
+    for number in numbers:
         group = dimensions.groups[number]
         ends = {"first": group.classes[0], **({"last": group.classes[-1]} if len(group.classes) > 2 else {})}
         parts[number] = tuple(range(len(groups), len(groups) + len(ends)))
@@ -302,14 +302,14 @@ def unmirror(problem: Problem, apart: Iterable[int]) -> tuple[Problem, Parts]:
     return _with_dimensions(problem, apart_dimensions, parts), parts
 
 
-def taken_apart(plan: Plan, parts: Parts) -> Plan:
+def unmirrored(plan: Plan, parts: Parts) -> Plan:
     """Translates a plan for the mirrored problem into an equivalent one for the un-mirrored problem."""
-    found: list[Decision] = []
+    decisions: list[Decision] = []
     for decision in plan:
-        found.append(decision)
+        decisions.append(decision)
         if isinstance(decision, Shard):
-            found += [decision._replace(group=part) for part in parts.get(decision.group, ())]
-    return tuple(found)
+            decisions += [decision._replace(group=part) for part in parts.get(decision.group, ())]
+    return tuple(decisions)
 
 
 def _part(program: Program, dimensions: Dimensions, group: Group, classes: tuple[int, ...], name: str) -> Group:
@@ -328,11 +328,11 @@ def _with_dimensions(problem: Problem, dimensions: Dimensions, parts: Parts) -> 
     op_pattern: list[int] = []
     for op, old in enumerate(problem.op_pattern):
         groups = tuple(dimensions.class_group[c] for c in dimensions.factor_classes[op])
-        at = numbers.setdefault((old, groups), len(patterns))
-        if at == len(patterns):
+        pattern = numbers.setdefault((old, groups), len(patterns))
+        if pattern == len(patterns):
             patterns.append(replace(problem.patterns[old], groups=groups))
-        op_pattern.append(at)
+        op_pattern.append(pattern)
     return replace(
         problem, dimensions=dimensions, patterns=tuple(patterns), op_pattern=tuple(op_pattern),
-        fixed=taken_apart(problem.fixed, parts), mirrored=(problem, parts),
+        fixed=unmirrored(problem.fixed, parts), mirrored=(problem, parts),
     )  # fmt: skip

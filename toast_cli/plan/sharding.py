@@ -222,7 +222,7 @@ def lay_out(pattern: OpPattern, choice: Choice) -> OpSharding:
     pinned = _pin_further if pattern.closed else _pin
     operands = tuple(map(sharding, form.operands))
     if pattern.operand_pins:
-        operands = tuple(pinned(at, pin) for at, pin in zip(operands, pattern.operand_pins, strict=True))
+        operands = tuple(pinned(array, pin) for array, pin in zip(operands, pattern.operand_pins, strict=True))
     partial = axes_summed_over(form.kinds, factor_axes)
     computed = tuple(map(sharding, form.results))
     shardings = list(computed)
@@ -239,7 +239,7 @@ def lay_out(pattern: OpPattern, choice: Choice) -> OpSharding:
         shardings[k] = sharding(form.results[k], own)
     reduced_to = tuple(shardings)
     if pattern.result_pins:
-        shardings = [pinned(at, pin) for at, pin in zip(shardings, pattern.result_pins, strict=True)]
+        shardings = [pinned(array, pin) for array, pin in zip(shardings, pattern.result_pins, strict=True)]
         if pattern.closed:  # a region's results have its boundary shardings
             computed = reduced_to = tuple(shardings)
         if not operands and not partial:  # an argument: it is stored as pinned
@@ -273,9 +273,9 @@ def _pin(sharding: Sharding, pin: PinnedSharding | None) -> Sharding:
     """`sharding` with the pinned dimensions replaced; axes used by a pin are removed from the open dimensions."""
     if pin is None:
         return sharding
-    taken = {axis for axes in pin if axes is not None for axis in axes}
+    pinned_axes = {axis for axes in pin if axes is not None for axis in axes}
     return tuple(
-        tuple(a for a in axes if a not in taken) if want is None else want
+        tuple(a for a in axes if a not in pinned_axes) if want is None else want
         for axes, want in zip(sharding, pin, strict=True)
     )
 
@@ -321,8 +321,8 @@ def unused_pins(program: Program, user_pins: tuple[str, ...]) -> tuple[str, ...]
     matched = []
     for text in user_pins:
         pattern, pin = parse_pin(text)
-        arguments = matching(pattern, (one.label for one in program.arguments))
-        results = matching(pattern, (one.path for one in program.results), "result")
+        arguments = matching(pattern, (argument.label for argument in program.arguments))
+        results = matching(pattern, (result.path for result in program.results), "result")
         matched.append((text, pin, {*(("arg", k) for k in arguments), *(("result", k) for k in results)}))
     notices = []
     for number, (text, pin, places) in enumerate(matched):
@@ -370,8 +370,8 @@ def _fit(pin: PinnedAxes, shape: tuple[int, ...], mesh: Mesh, text: str, name: s
     return fitted
 
 
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def _numbered(pin: PinnedAxes, mesh: Mesh, where: str) -> PinnedSharding:
@@ -381,8 +381,8 @@ def _numbered(pin: PinnedAxes, mesh: Mesh, where: str) -> PinnedSharding:
         for axis in axes or ():
             if axis not in names:
                 raise UsageError(f"unknown mesh axis {axis!r}", where=where, hint=f"this mesh has {', '.join(names)}")
-    taken = [axis for axes in pin for axis in axes or ()]
-    if len(set(taken)) < len(taken):
-        axis = next(axis for axis in taken if taken.count(axis) > 1)
+    given = [axis for axes in pin for axis in axes or ()]
+    if len(set(given)) < len(given):
+        axis = next(axis for axis in given if given.count(axis) > 1)
         raise UsageError(f"mesh axis {axis!r} is given twice", where=where, hint="use each axis once per array")
     return tuple(None if axes is None else tuple(names.index(a) for a in axes) for axes in pin)

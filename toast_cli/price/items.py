@@ -465,18 +465,18 @@ def reduced(item: SumItem, lowered: Mapping[int, OpSharding]) -> Iterator[Reduce
         return
     for part in reductions_of(item.steps, op_sharding_of):
         cut = (*part.cut_before, *part.cut)
-        if part.whole and part.partial.reduced:
+        if part.ends_sum and part.partial.reduced:
             wanted = [lowered[pattern].operands[position] for pattern, position in item.readers]
             cut = (*cut, *cut_by_readers(part.partial.reduced, wanted, part.partial.to))
         first = op_sharding_of(item.steps[part.first].op)
-        yield Reduced(item.term[part.first], partial_of(first), part.terms, in_turn(cut), first, part.apart)
+        yield Reduced(item.term[part.first], partial_of(first), part.terms, in_turn(cut), first, part.separate)
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
     """Terms that one reduction completes. place: of the first in `SumItem.terms`. partial: its partial value, None
     where it is complete. count: of terms. cut: axes by which uses split it. op_sharding: of the first. apart: see
-    `Reduction.apart`."""
+    `Reduction.separate`."""
 
     place: int
     partial: Partial | None

@@ -27,7 +27,7 @@ from toast_cli.price.memo import Bucket
 from toast_cli.price.pricing import Lowered, Pricer
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.price.timeline import InRegion, Timeline, Windows
-from toast_cli.program.model import Exchange, ManualRegion, Op
+from toast_cli.program.model import ManualCollective, ManualRegion, Op
 from toast_cli.program.ops import RAGGED_ALL_TO_ALL
 
 # XLA:GPU sends a ragged all-to-all between GPUs of one host by a kernel of its own, in which one block of 128 threads
@@ -147,7 +147,7 @@ class _Region:
         named = [replace(use, reason=INSIDE) if use.reason != BY_HAND else use for use in sent]
         return RegionPrice(tuple(kernels), tuple(named), max(0.0, held), inside)
 
-    def _exchanged(self, number: int, exchange: Exchange, lowered: Lowered) -> Iterator[CollectiveUse]:
+    def _exchanged(self, number: int, exchange: ManualCollective, lowered: Lowered) -> Iterator[CollectiveUse]:
         """One collective for each array that an op exchanges."""
         body, sizes = self._region.body, self._mesh.sizes
         op, shardings = body.ops[number], lowered[self._problem.op_pattern[number]].computed

@@ -26,8 +26,8 @@ from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import (
     GATHER,
     Copy,
-    Exchange,
     ReshardStep,
+    Transfer,
     copies_of,
     moves_of,
     neighbours,
@@ -59,7 +59,7 @@ class _Reduced(NamedTuple):
     """The ops whose partial results are reduced: `op` and all equal ones, `runs` times in one run of the program.
     needed: [results] fraction of the bits that readers need. terms: number of partial results that are added first.
     share: see `SumItem`. each: all-reduces in one run, see `reductions_each`. apart: see
-    `partials.Reduction.apart`."""
+    `partials.Reduction.separate`."""
 
     op: int
     runs: float
@@ -132,7 +132,7 @@ class Pricer:
         yield from self._exchanged(sent, item.runs, item.op, item.value)
 
     def _exchanged(
-        self, sent: Iterable[Exchange], runs: float, op: int, value: int, reason: Reason = "neighbours"
+        self, sent: Iterable[Transfer], runs: float, op: int, value: int, reason: Reason = "neighbours"
     ) -> Iterator[CollectiveUse]:
         for kind, axes, size in sent:
             seconds = runs * self._seconds_of(kind, size, axes)
@@ -173,7 +173,7 @@ class Pricer:
         """Collectives that complete partial result k, an array of `whole_bytes`. cut: see `completed`."""
         sharding = op_sharding.computed[k]
         op = self._problem.program.ops[how.op]
-        completion = completion_of(op, op_sharding, k, self._sizes, how.terms, apart=how.apart)
+        completion = completion_of(op, op_sharding, k, self._sizes, how.terms, separate=how.apart)
         for step in self._steps_of(partial, completion, cut):
             size = whole_bytes * step.fraction
             if step.kind != REDUCE_SCATTER:
@@ -224,7 +224,7 @@ class Pricer:
         if partial is None or not item.waited_for:
             return False
         how = completion_of(self._problem.program.ops[op], op_sharding, k, self._sizes)
-        lies = partial.at
+        lies = partial.sharding
         for step in self._steps_of(partial, how, ()):
             if step.kind != REDUCE_SCATTER:
                 return step.kind == ALL_REDUCE and not axes_of(lies).issuperset(axes_of(partial.to))

@@ -145,7 +145,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ManualCollective:
     """The communication of one op of a manual region.
 
     Attributes:
@@ -211,7 +211,7 @@ class ManualRegion:
 
     axes: tuple[str, ...]
     body: Program
-    exchanges: dict[int, Exchange]
+    exchanges: dict[int, ManualCollective]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import Plan
-from toast_cli.plan.saved import taken_apart
+from toast_cli.plan.saved import unmirrored
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.search.incumbent import Objective, SearchResult
 
@@ -49,7 +49,7 @@ def different_plans(evaluator: Evaluator, taken: Sequence[Plan], seen: Iterable[
     objective = Objective(problem, evaluator.cost(problem.fixed))
     if problem.mirrored is not None:  # to one that decides some layers separately
         apart = problem.mirrored[1]
-        seen = [problem.canonical(taken_apart(plan, apart)) for plan in seen]
+        seen = [problem.canonical(unmirrored(plan, apart)) for plan in seen]
     plans = dict.fromkeys(seen)
     costs = {plan: evaluator.cost(plan) for plan in plans}
     ranked = sorted(costs, key=lambda plan: objective.rank(plan, costs[plan]))

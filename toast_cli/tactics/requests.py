@@ -21,7 +21,7 @@ from toast_cli.base.yamltree import YamlValue, nearest, read_yaml
 from toast_cli.hardware.model import Axis, Mesh
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.saved import taken_apart
+from toast_cli.plan.saved import unmirrored
 from toast_cli.price.cost import Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.tactics.model import SEARCH, Decide, DoesNotApply, Look, Tactic, effective, find_tactic
@@ -266,7 +266,7 @@ def plans_by_axes(problem: Problem, requests: Sequence[TacticRequest]) -> PlansB
     if problem.mirrored is not None:  # strategies do not depend on un-mirrored groups
         alike, parts = problem.mirrored
         return {
-            text: problem.canonical(taken_apart(plan, parts)) for text, plan in plans_by_axes(alike, requests).items()
+            text: problem.canonical(unmirrored(plan, parts)) for text, plan in plans_by_axes(alike, requests).items()
         }
     found: PlansByAxes = {}
     why: UsageError | None = None
