@@ -33,11 +33,10 @@ def analyse(program: Program) -> Dimensions:
     family = families(program, classes, members)
     crowded = {resolution.group for resolution in conflicts.resolutions}
     named = name_groups(program, classes, class_group, len(members), crowded)
+    sizes = [max(classes.sizes[c] for c in group) for group in members]
     groups = tuple(
-        Group(
-            it.name, tuple(group), max(classes.sizes[c] for c in group), tuple(owned[k]), it.members, family[k], it.role
-        )
-        for k, (group, it) in enumerate(zip(members, named, strict=True))
+        Group(label.name, tuple(group), sizes[k], tuple(owned[k]), label.members, family[k], label.role)
+        for k, (group, label) in enumerate(zip(members, named, strict=True))
     )
     return Dimensions(
         classes.sizes, tuple(class_group), classes.forms, classes.factor_classes, groups, conflicts.resolutions,

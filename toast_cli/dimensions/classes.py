@@ -87,13 +87,13 @@ def _equate(names: Names, rule: Rule, plan: RulePlan, arrays: list[tuple[int, ..
                 names.unify(first, name)
         factor_names[factor] = first
     for (array, dim), factors in plan.products:
-        whole = arrays[array][dim]
-        if whole == NO_NAME or prod(rule.sizes[f] for f in factors) != sizes[whole]:
+        product = arrays[array][dim]
+        if product == NO_NAME or prod(rule.sizes[f] for f in factors) != sizes[product]:
             continue
         for factor in factors:
             if factor_names.get(factor, NO_NAME) == NO_NAME:
                 factor_names[factor] = names.new(rule.sizes[factor])
-        names.unify_product(whole, [factor_names[f] for f in factors])
+        names.unify_product(product, [factor_names[f] for f in factors])
 
 
 def _equate_aliases(names: Names, program: Program, value_names: list[tuple[int, ...]]) -> None:
@@ -128,32 +128,32 @@ class _Cutter:
         return Classes(tuple(self._sizes), forms, factor_classes, tuple(sorted(self._links)))
 
     def _classes(self, name: int) -> tuple[int, ...]:
-        found = self._leaves.get(name)
-        if found is None:
+        classes = self._leaves.get(name)
+        if classes is None:
             numbers = []
             for root in self._names.leaves(name):
                 if root not in self._class_of:
                     self._class_of[root] = len(self._sizes)
                     self._sizes.append(self._names.sizes[root])
                 numbers.append(self._class_of[root])
-            found = self._leaves[name] = tuple(numbers)
-        return found
+            classes = self._leaves[name] = tuple(numbers)
+        return classes
 
     def _op(self, op: Op) -> tuple[Form, tuple[int, ...]]:
         """The op's form, and the class of each of its factors."""
         arrays = tuple(self._array(v) for v in op.operands + op.results)
         key = (op.rule, arrays, op.region is not None)
-        found = self._ops.get(key)
-        if found is None:
-            found = self._ops[key] = self._cut_op(op, arrays)
-        return found
+        cut = self._ops.get(key)
+        if cut is None:
+            cut = self._ops[key] = self._cut_op(op, arrays)
+        return cut
 
     def _array(self, value: int) -> tuple[tuple[int, ...], ...]:
         """Classes of each dimension of a value."""
-        found = self._arrays[value]
-        if found is None:
-            found = self._arrays[value] = tuple(map(self._classes, self._value_names[value]))
-        return found
+        classes = self._arrays[value]
+        if classes is None:
+            classes = self._arrays[value] = tuple(map(self._classes, self._value_names[value]))
+        return classes
 
     def _cut_op(self, op: Op, arrays: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[Form, tuple[int, ...]]:
         plan = self._plans[op.rule]
@@ -163,35 +163,35 @@ class _Cutter:
         blocked: set[int] = {*op.rule.need_replication, *(() if op.region is not None else lost_factors(op.rule))}
         for factor, positions in plan.alone:
             size = op.rule.sizes[factor]
-            found = [arrays[a][d] for a, d in positions if arrays[a][d]]
-            same = [c for c in found if prod(self._sizes[x] for x in c) == size]
-            if len(found) < len(positions):
+            dimensions = [arrays[a][d] for a, d in positions if arrays[a][d]]
+            same = [c for c in dimensions if prod(self._sizes[x] for x in c) == size]
+            if len(dimensions) < len(positions):
                 blocked.add(factor)  # some dimension of it has one element
             if same:
                 pieces[factor] = list(same[0])
-            elif found and not any(factor in factors for _, factors in plan.products):
-                pieces[factor] = list(max(found, key=lambda c: prod(self._sizes[x] for x in c)))
+            elif dimensions and not any(factor in factors for _, factors in plan.products):
+                pieces[factor] = list(max(dimensions, key=lambda c: prod(self._sizes[x] for x in c)))
             if any(c != same[0] for c in same):
                 blocked.add(factor)
-            if len(same) < len(found):
+            if len(same) < len(dimensions):
                 # A manual region splits a dimension manually if it is larger outside than the factor.
                 linked = factor in op.rule.permutation or op.region is not None
                 if not linked or factor not in pieces:
                     blocked.add(factor)
                 elif factor not in blocked:
-                    self._link(found)
+                    self._link(dimensions)
                     pieces[factor] = pieces[factor][:1]
-                    extents[factor] = sorted({self._sizes[c[0]] for c in found})
+                    extents[factor] = sorted({self._sizes[c[0]] for c in dimensions})
         for (array, dim), factors in plan.products:
             if not self._cut_product(arrays[array][dim], factors, op.rule, pieces):
                 blocked.update(factors)
         return self._form(op.rule, pieces, extents, blocked)
 
-    def _link(self, found: list[tuple[int, ...]]) -> None:
+    def _link(self, dimensions: list[tuple[int, ...]]) -> None:
         """Links dimensions of different sizes with one factor (a stencil, a slice): they are decided together, but
         split separately."""
-        for classes in found[1:]:
-            pair = (min(found[0][0], classes[0]), max(found[0][0], classes[0]))
+        for classes in dimensions[1:]:
+            pair = (min(dimensions[0][0], classes[0]), max(dimensions[0][0], classes[0]))
             if pair[0] != pair[1]:
                 self._links.add(pair)
 
@@ -201,12 +201,12 @@ class _Cutter:
         """Distributes a dimension's classes over its factors, major to minor; False where they do not fit."""
         rest = list(classes)
         for factor in factors:
-            taken: list[int] = []
+            own: list[int] = []
             size = 1
             while size < rule.sizes[factor] and rest:
-                taken.append(rest.pop(0))
-                size *= self._sizes[taken[-1]]
-            if size != rule.sizes[factor] or pieces.setdefault(factor, taken) != taken:
+                own.append(rest.pop(0))
+                size *= self._sizes[own[-1]]
+            if size != rule.sizes[factor] or pieces.setdefault(factor, own) != own:
                 return False
         return not rest
 
@@ -334,9 +334,9 @@ class Names:
         self._same.union(left, right)  # `right` is not split; whatever `left` is, it becomes that
         return True
 
-    def unify_product(self, whole: int, parts: list[int]) -> bool:
-        """Declares `whole` the ordered product of `parts`; False where that does not line up all the way."""
-        root = self.find(whole)
+    def unify_product(self, product: int, parts: list[int]) -> bool:
+        """Declares `product` the ordered product of `parts`; False where that does not line up all the way."""
+        root = self.find(product)
         if len(parts) == 1:
             return self.unify(root, parts[0])
         leaves = [leaf for part in parts for leaf in self.leaves(part)]

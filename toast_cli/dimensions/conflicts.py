@@ -49,7 +49,7 @@ def find_conflicts(program: Program, classes: Classes, class_group: list[int]) -
 def _crowded_ops(classes: Classes, class_group: list[int]) -> dict[int, list[int]]:
     """Op number -> factors whose group occurs in two or more of its factors."""
     crowded: dict[tuple[int, ...], list[int]] = {}
-    found: dict[int, list[int]] = {}
+    crowded_ops: dict[int, list[int]] = {}
     for number, factors in enumerate(classes.factor_classes):
         twice = crowded.get(factors)
         if twice is None:
@@ -58,8 +58,8 @@ def _crowded_ops(classes: Classes, class_group: list[int]) -> dict[int, list[int
                 [k for k, g in enumerate(groups) if groups.count(g) > 1] if len(groups) > 1 else []
             )
         if twice:
-            found[number] = twice
-    return found
+            crowded_ops[number] = twice
+    return crowded_ops
 
 
 def _ends(
@@ -78,10 +78,10 @@ def _ends(
                 for k, factor in enumerate(factors):
                     if factor in crowded:
                         by_group[class_group[factor_class[factor]]].append((PLACES_PER_DIMENSION * dim + k, factor))
-            for group, found in by_group.items():
-                if len(found) > 1:
-                    ends.setdefault(value, {}).setdefault(group, [(value, place) for place, _ in found])
-                    for place, factor in found:
+            for group, occurrences in by_group.items():
+                if len(occurrences) > 1:
+                    ends.setdefault(value, {}).setdefault(group, [(value, place) for place, _ in occurrences])
+                    for place, factor in occurrences:
                         factor_ends[number, factor].append((value, place))
         own: dict[int, list[End]] = defaultdict(list)
         for factor in crowded:
@@ -102,10 +102,10 @@ class _Strands:
         self.values: dict[End, set[int]] = {}
 
     def __call__(self, end: End) -> End:
-        found = self._sets.find(end)
-        if found not in self.values:
-            self.values[found] = {found[0]}
-        return found
+        root = self._sets.find(end)
+        if root not in self.values:
+            self.values[root] = {root[0]}
+        return root
 
     def compatible(self, a: End, b: End) -> bool:
         """Whether tying both would not tie two ends of one value."""
@@ -198,16 +198,16 @@ def _resolve(
     group_of: dict[End, int] = {}
     order: list[End] = []
     placed: list[tuple[int, int, End, int]] = []  # op, factor, component, side
-    for (number, factor), found in sorted(factor_ends.items()):
+    for (number, factor), ends in sorted(factor_ends.items()):
         op, factor_class = program.ops[number], classes.factor_classes[number]
-        component, side = sides[find(found[0])]
+        component, side = sides[find(ends[0])]
         if component not in group_of:
             order.append(component)
             group_of[component] = class_group[factor_class[factor]]
         kind = classes.forms[number].kinds[factor]
         if op.flops or kind in (FactorKind.BLOCKED, FactorKind.PERMUTATION):
             looks[component].add((op.name, classes.forms[number].sizes, factor, side, kind))
-        touched[component].update(v for v, _ in found if v >= 0)
+        touched[component].update(v for v, _ in ends if v >= 0)
         placed.append((number, factor, component, side))
     number_of, kinds = _gather_alike(order, group_of, side_count, looks)
     counts: dict[int, list[int]] = defaultdict(lambda: [0, 0])
@@ -240,18 +240,18 @@ def _between(program: Program, of_op: dict[int, set[End]]) -> dict[int, set[End]
     light = [n not in of_op and not heavy[n] for n in range(len(heavy))]
     for number, op in enumerate(program.ops):
         if light[number]:
-            found: set[End] = set()
+            near: set[End] = set()
             for value in op.operands:
-                found |= of_op.get(program.producer[value], set()) | behind.get(program.producer[value], set())
-            if 0 < len(found) <= _MOST_NEAR:
-                behind[number] = found
+                near |= of_op.get(program.producer[value], set()) | behind.get(program.producer[value], set())
+            if 0 < len(near) <= _MOST_NEAR:
+                behind[number] = near
     for number in range(len(program.ops) - 1, -1, -1):
         if number in behind:
-            found = set()
+            near = set()
             for user in {user for value in program.ops[number].results for user, _ in program.users[value]}:
-                found |= of_op.get(user, set()) | ahead.get(user, set())
-            ahead[number] = found & behind[number]
-    return {number: found for number, found in sorted(ahead.items()) if found}
+                near |= of_op.get(user, set()) | ahead.get(user, set())
+            ahead[number] = near & behind[number]
+    return {number: near for number, near in sorted(ahead.items()) if near}
 
 
 def _gather_alike(
@@ -324,11 +324,11 @@ def families(program: Program, classes: Classes, groups: list[list[int]]) -> lis
             for factor, member in enumerate(classes.factor_classes[number]):
                 roles[member].add((op.name, form.kinds[factor], tuple(factor in s for d in form.operands for s in d)))
     numbers: dict[object, int] = {}
-    found: list[int] = []
+    family: list[int] = []
     for k, members in enumerate(groups):
         key = frozenset().union(*(roles[m] for m in members))
-        found.append(numbers.setdefault(key or ("alone", k), len(numbers)))
-    return found
+        family.append(numbers.setdefault(key or ("alone", k), len(numbers)))
+    return family
 
 
 def _separate(classes: Classes, buckets: dict[object, list[int]]) -> dict[int, int]:
@@ -344,8 +344,8 @@ def _separate(classes: Classes, buckets: dict[object, list[int]]) -> dict[int, i
                     neighbours[a].add(b)
     colours: dict[int, int] = {}
     for number in sorted(bucket_of):
-        taken = {colours[n] for n in neighbours[number] if n in colours}
-        colours[number] = next(c for c in range(len(taken) + 1) if c not in taken)
+        used = {colours[n] for n in neighbours[number] if n in colours}
+        colours[number] = next(c for c in range(len(used) + 1) if c not in used)
     return colours
 
 

@@ -52,16 +52,16 @@ def name_groups(
     sizes = [0] * groups
     for number, group in enumerate(class_group):
         sizes[group] = max(sizes[group], classes.sizes[number])
-    given = [_given(program, found) for found in members]
-    places = _places(program, [None if given[g] or g in roles else found for g, found in enumerate(members)])
-    taken: Counter[str] = Counter()
+    given = [_given(program, dims) for dims in members]
+    places = _places(program, [None if given[g] or g in roles else dims for g, dims in enumerate(members)])
+    uses: Counter[str] = Counter()
     named: list[Named] = []
     for group in range(groups):
         role = roles.get(group, "")
         name = given[group] or role or _axis(program, members[group]) or places[group]
         name = name or f"{_kind(program, members[group])}{sizes[group]}"
-        taken[name] += 1
-        unique = name if taken[name] == 1 else f"{name}_{taken[name]}"
+        uses[name] += 1
+        unique = name if uses[name] == 1 else f"{name}_{uses[name]}"
         listed = tuple(f"{_path(program, m.argument)}.{m.dim}" for m in members[group][:_LISTED])
         named.append(Named(unique, role, listed))
     return named
@@ -70,14 +70,14 @@ def name_groups(
 def _members(program: Program, classes: Classes, class_group: list[int], groups: int) -> list[list[_Member]]:
     """[groups] the argument dimensions that have it, weights first."""
     roles, of = argument_roles(program)
-    found: list[list[_Member]] = [[] for _ in range(groups)]
+    by_group: list[list[_Member]] = [[] for _ in range(groups)]
     for number in range(len(program.arguments)):
         form, factors = classes.forms[number], classes.factor_classes[number]
         for dim, pieces in enumerate(form.results[0]):
             for factor in pieces:
                 rank = 0 if roles[of[number]] == WEIGHTS else 1
-                found[class_group[factors[factor]]].append(_Member(rank, number, dim))
-    return [sorted(members) for members in found]
+                by_group[class_group[factors[factor]]].append(_Member(rank, number, dim))
+    return [sorted(members) for members in by_group]
 
 
 def _path(program: Program, number: int) -> str:
@@ -111,12 +111,12 @@ def _axis(program: Program, members: list[_Member]) -> str:
 def _places(program: Program, members: list[list[_Member] | None]) -> list[str]:
     """[groups] the last words of the first member's path, and its dimension: as many words as distinguish the groups,
     at least two."""
-    words = [_words(program, found[0]) if found else () for found in members]
+    words = [_words(program, dims[0]) if dims else () for dims in members]
     lengths = [2] * len(members)
     while True:
         names = [
-            ".".join((*path[-n:], str(found[0].dim))) if found and path else ""
-            for path, n, found in zip(words, lengths, members, strict=True)
+            ".".join((*path[-n:], str(dims[0].dim))) if dims and path else ""
+            for path, n, dims in zip(words, lengths, members, strict=True)
         ]
         alike: dict[str, list[int]] = defaultdict(list)
         for group, name in enumerate(names):
@@ -222,8 +222,7 @@ class _Evidence:
     weights; routed: those that are no batch dimension in some other product; shifted: groups along which activations
     move. sorted: tokens in the order of their experts, for which rows are gathered and summed. tokens: groups of
     look-up indices, or scanned ones; stepped: scanned groups. layer_loops: loops over stacked weights. tiled: weight
-    that a loop reads in tiles -> the group they are tiles of. made: groups that products with weights, and look-ups,
-    produce.
+    that a loop reads in tiles -> the group they are tiles of. produced: by products with weights, and by look-ups.
     """
 
     roles: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -238,7 +237,7 @@ class _Evidence:
     shifted: set[int] = field(default_factory=set)
     layer_loops: set[int] = field(default_factory=set)
     tiled: dict[int, int] = field(default_factory=dict)
-    made: set[int] = field(default_factory=set)
+    produced: set[int] = field(default_factory=set)
 
     def vote(self, groups: Iterable[int], role: str) -> None:
         for group in groups:
@@ -268,14 +267,14 @@ def find_roles(program: Program, classes: Classes, class_group: list[int], crowd
             form, own = classes.forms[number], classes.factor_classes[number]
             pages = (factor for dim in form.operands[-1] for factor in dim)  # of which only heads can be split
             evidence.vote((class_group[own[f]] for f in pages if form.kinds[f] is FactorKind.PARALLEL), "heads")
-    found = _elect(evidence)
-    _features(evidence, classes, class_group, sizes, weights, found)
-    ordered = {g for g, role in found.items() if role in _ORDERED} | evidence.stepped
-    found.update(
+    roles = _elect(evidence)
+    _features(evidence, classes, class_group, sizes, weights, roles)
+    ordered = {g for g, role in roles.items() if role in _ORDERED} | evidence.stepped
+    roles.update(
         dict.fromkeys(batches := find_batches(program, classes, class_group, ordered, evidence.tokens), "batch")
     )
-    found.update((g, "seq") for g in sorted((evidence.tokens & data) - weights - batches) if g not in found)
-    return found
+    roles.update((g, "seq") for g in sorted((evidence.tokens & data) - weights - batches) if g not in roles)
+    return roles
 
 
 def _looks(program: Program, classes: Classes, class_group: list[int], repeated: set[int]) -> Iterable[_Look]:
@@ -343,10 +342,10 @@ def _make_of_weights(
 def _arguments(program: Program, classes: Classes, class_group: list[int]) -> tuple[set[int], set[int]]:
     """(groups that weights have, groups that other arguments have)."""
     _, of = argument_roles(program)
-    found: tuple[set[int], set[int]] = (set(), set())
+    groups: tuple[set[int], set[int]] = (set(), set())
     for number in range(len(program.arguments)):
-        found[ROLES[of[number]] != WEIGHTS].update(class_group[c] for c in classes.factor_classes[number])
-    return found
+        groups[ROLES[of[number]] != WEIGHTS].update(class_group[c] for c in classes.factor_classes[number])
+    return groups
 
 
 # ---------------------------------------------------------------- products with weights, tables, kernels
@@ -358,20 +357,20 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
     match look.op.name:
         case ops.DOT_GENERAL if any(w >= 0 for w in look.weights):
             product = _product(look)
-            one = product.left if look.weights[0] >= 0 else product.right
+            own = product.left if look.weights[0] >= 0 else product.right
             arrays = [dims for weight, dims in zip(look.weights, look.form.operands, strict=True) if weight >= 0]
             of_weight = look.named(factor for factors in look.factors(arrays) for factor in factors)
             evidence.stacked |= product.batching & of_weight - repeated
-            evidence.features |= product.summed | one
-            evidence.made |= one
+            evidence.features |= product.summed | own
+            evidence.produced |= own
             # A product may also contract a dimension of its own that no op has produced: a one-hot selection of
             # weights.
             alone = look.named(dims[0] for side in look.form.operands for dims in side if len(dims) == 1)
-            known = evidence.made | data
-            masks = (product.summed & alone) - known if product.summed & known else set()
+            produced = evidence.produced | data
+            masks = (product.summed & alone) - produced if product.summed & produced else set()
             evidence.stacked |= masks
             evidence.routed |= masks
-            evidence.square |= product.summed & one
+            evidence.square |= product.summed & own
             for weight, dims in zip(look.weights, look.form.operands, strict=True):
                 if weight >= 0:
                     for group in look.named(factor for factors in dims for factor in factors) - repeated:
@@ -392,7 +391,7 @@ def _with_weights(evidence: _Evidence, look: _Look, repeated: set[int], data: se
             table, indices = look.factors(look.form.operands[:2])
             rows = {s for s in table - indices if look.form.kinds[s] is FactorKind.REDUCTION}
             picked = look.named(table - indices - rows)
-            evidence.made |= picked
+            evidence.produced |= picked
             if look.of_matrices and look.counted:  # whole matrices: those of the layer that a loop has come to
                 evidence.vote(look.named(rows), "layers")
                 return
@@ -522,16 +521,16 @@ _DECISIVE = (
 
 def _elect(evidence: _Evidence) -> dict[int, str]:
     stage = dict.fromkeys(evidence.shifted, "layers")
-    found = {g: "experts" if g in evidence.routed else stage.get(g, "ensemble") for g in evidence.stacked}
+    roles = {g: "experts" if g in evidence.routed else stage.get(g, "ensemble") for g in evidence.stacked}
     for group, votes in evidence.roles.items():
         role = next((r for r in _DECISIVE if votes[r]), "")
         if role in _SPACE and group in evidence.tokens:  # a convolution over time
             role = "seq"
         if role and not (
-            group in found and (group in evidence.routed or (role == "heads" and found.pop(group) == "experts"))
+            group in roles and (group in evidence.routed or (role == "heads" and roles.pop(group) == "experts"))
         ):
-            found[group] = role
-    return found
+            roles[group] = role
+    return roles
 
 
 def _features(
@@ -540,26 +539,26 @@ def _features(
     class_group: list[int],
     sizes: dict[int, int],
     of_weights: set[int],
-    found: dict[int, str],
+    roles: dict[int, str],
 ) -> None:
-    """Enters the residual stream, the vocabulary of an untied output head, hidden widths and tiles into `found`."""
+    """Enters the residual stream, the vocabulary of an untied output head, hidden widths and tiles into `roles`."""
     count: Counter[int] = Counter()
     per_class = Counter(class_group)
     for group, weights in evidence.weights_of.items():
         count[group] = -(-len(weights) // per_class[group])
     stream = max(count, key=lambda g: (count[g], -g), default=-1)
-    if "embed" not in found.values() and stream >= 0 and count[stream] >= _STREAM and stream not in found:
-        found[stream] = "embed"
-    vocabularies = {sizes[g] for g, role in found.items() if role == "vocab"}
+    if "embed" not in roles.values() and stream >= 0 and count[stream] >= _STREAM and stream not in roles:
+        roles[stream] = "embed"
+    vocabularies = {sizes[g] for g, role in roles.items() if role == "vocab"}
     for group in evidence.weights_of.keys() | evidence.tiled.values():
-        if found.get(group, "labels") == "labels" and sizes[group] in vocabularies:
-            found[group] = "vocab"
-        elif group not in found and (count[group] > 1 or group in evidence.square):
-            found[group] = "ff"
+        if roles.get(group, "labels") == "labels" and sizes[group] in vocabularies:
+            roles[group] = "vocab"
+        elif group not in roles and (count[group] > 1 or group in evidence.square):
+            roles[group] = "ff"
     for group in evidence.weights_of.keys() - of_weights:  # a tile
-        whole = next((evidence.tiled[w] for w in evidence.weights_of[group] if w in evidence.tiled), group)
-        if whole in found:
-            found[group] = found[whole]
+        tiled = next((evidence.tiled[w] for w in evidence.weights_of[group] if w in evidence.tiled), group)
+        if tiled in roles:
+            roles[group] = roles[tiled]
 
 
 # ---------------------------------------------------------------- the batch
@@ -589,13 +588,13 @@ def find_batches(
             most one is a batch.
     """
     splits = _Splits(program, classes, class_group)
-    apart = splits.weights | ordered
+    excluded = splits.weights | ordered
     all_work = splits.free(set())
     batches: set[int] = set()
     leading = splits.leading - splits.mixed - ordered
-    candidates = [splits.alone, splits.data - apart, splits.made - apart, leading, splits.groups - apart]
+    candidates = [splits.alone, splits.data - excluded, splits.results - excluded, leading, splits.groups - excluded]
     if not splits.weights and splits.data <= splits.mixed:
-        candidates = [splits.groups - splits.made - splits.mixed - ordered]
+        candidates = [splits.groups - splits.results - splits.mixed - ordered]
     for among in candidates:
         while True:
             free, most = splits.free(batches), splits.most(batches)
@@ -615,7 +614,7 @@ class _Splits:
     """For each group, the work of the ops that can be split along it without communication.
 
     Attributes:
-        groups: all groups. weights, data, made: groups of weights, of other arguments and of results.
+        groups: all groups. weights, data, results: groups of weights, of other arguments and of results.
         alone: the first dimension of all carried arguments, if all results have it and elements do not interact along
             it (chains of a sampler).
         leading: the first dimension of all results, if it is the same group.
@@ -631,7 +630,7 @@ class _Splits:
             for op, factors in zip(program.ops, classes.factor_classes, strict=True)
             if op.name == RESULT
         ]
-        self.groups, self.made = set(class_group), set[int]().union(*results)
+        self.groups, self.results = set(class_group), set[int]().union(*results)
         of_role = {role: [groups for r, groups in zip(roles, arguments, strict=True) if r == role] for role in ROLES}
         self.weights = set[int]().union(*of_role[WEIGHTS])
         self.data = set[int]().union(*of_role[STATE], *of_role[INPUTS])
@@ -650,15 +649,15 @@ class _Splits:
         self.mixed: set[int] = set()
         # # (groups of an op, those it can be split along) -> work
         self._work: dict[tuple[frozenset[int], frozenset[int]], float] = defaultdict(float)
-        known: dict[object, tuple[frozenset[int], frozenset[int]]] = {}
+        splits_of: dict[object, tuple[frozenset[int], frozenset[int]]] = {}
         for number, op in enumerate(program.ops):
             key = form, factor_classes, _ = classes.forms[number], classes.factor_classes[number], op.windows
-            if key not in known:
+            if key not in splits_of:
                 groups = [class_group[c] for c in factor_classes]
-                known[key] = frozenset(groups), self._free(form, groups, op.windows)
+                splits_of[key] = frozenset(groups), self._free(form, groups, op.windows)
             elements = sum(program.values[v].elements for v in op.results)
             if op.name not in (ARGUMENT, RESULT, CARRY):
-                self._work[known[key]] += (op.flops + elements) * op.trips
+                self._work[splits_of[key]] += (op.flops + elements) * op.trips
 
     def _free(self, form: Form, groups: list[int], windows: tuple[Window, ...]) -> frozenset[int]:
         """Groups along which one op can be split: all its results have them, element by element, or it sums over them
@@ -672,11 +671,11 @@ class _Splits:
                 kinds[groups[factor]].append(FactorKind.PERMUTATION)
         free = {
             group
-            for group, found in kinds.items()
-            if found == [FactorKind.PARALLEL] or (found == [FactorKind.REDUCTION] and results <= self.weights)
+            for group, own in kinds.items()
+            if own == [FactorKind.PARALLEL] or (own == [FactorKind.REDUCTION] and results <= self.weights)
         }
         self.mixed.update(kinds.keys() - free)
-        self.alone -= {group for group, found in kinds.items() if found != [FactorKind.PARALLEL]}
+        self.alone -= {group for group, own in kinds.items() if own != [FactorKind.PARALLEL]}
         return frozenset(free)
 
     def free(self, without: set[int]) -> dict[int, float]:
