@@ -36,35 +36,35 @@ def best_plans(evaluator: Evaluator, result: SearchResult, count: int) -> list[P
     return [result.plan, *different_plans(evaluator, [result.plan], result.seen, count - 1)]
 
 
-def different_plans(evaluator: Evaluator, taken: Sequence[Plan], seen: Iterable[Plan], count: int) -> list[Plan]:
-    """The best `count` plans of `seen` (or fewer) that differ from the plans in `taken` and from each other.
+def different_plans(evaluator: Evaluator, others: Sequence[Plan], seen: Iterable[Plan], count: int) -> list[Plan]:
+    """The best `count` plans of `seen` (or fewer) that differ from `others` and from each other.
 
     Args:
-        seen: plans for this mesh, in any order. They may be plans of the problem with mirrored layers, although `taken`
-            decides those layers separately.
+        seen: plans for this mesh, in any order. They may be plans of the problem with mirrored layers, though `others`
+            decide those layers separately.
     """
     if count < 1:
         return []
     problem = evaluator.problem
     objective = Objective(problem, evaluator.cost(problem.fixed))
     if problem.mirrored is not None:  # to one that decides some layers separately
-        apart = problem.mirrored[1]
-        seen = [problem.canonical(unmirrored(plan, apart)) for plan in seen]
+        parts = problem.mirrored[1]
+        seen = [problem.canonical(unmirrored(plan, parts)) for plan in seen]
     plans = dict.fromkeys(seen)
     costs = {plan: evaluator.cost(plan) for plan in plans}
     ranked = sorted(costs, key=lambda plan: objective.rank(plan, costs[plan]))
     swaps = axis_swaps(problem.mesh)
-    known, found = [_Known(evaluator, plan) for plan in taken], list[Plan]()
+    kept, different = [_PlanWork(evaluator, plan) for plan in others], list[Plan]()
     for plan in ranked:
-        if len(found) == count:
+        if len(different) == count:
             break
-        meant = [_Known(evaluator, other) for other in _exchanged(evaluator, plan, swaps)]
-        if any(not _differ(one, other) for one in meant for other in known):
+        variants = [_PlanWork(evaluator, other) for other in _exchanged(evaluator, plan, swaps)]
+        if any(not _differ(variant, other) for variant in variants for other in kept):
             continue
-        known.append(meant[0])
-        found.append(simplest(evaluator, plan))
-    exact = {plan: evaluator.exact_cost(plan) for plan in found}
-    return sorted(found, key=lambda plan: objective.rank(plan, exact[plan]))
+        kept.append(variants[0])
+        different.append(simplest(evaluator, plan))
+    exact = {plan: evaluator.exact_cost(plan) for plan in different}
+    return sorted(different, key=lambda plan: objective.rank(plan, exact[plan]))
 
 
 def name_of(place: int) -> str:
@@ -74,22 +74,22 @@ def name_of(place: int) -> str:
 
 def spent(evaluator: Evaluator, plan: Plan) -> SecondsSpent:
     """Seconds that a step spends on each kernel, by op and how it is split, and on each collective."""
-    problem, found = evaluator.problem, defaultdict[Hashable, float](float)
+    problem, seconds = evaluator.problem, defaultdict[Hashable, float](float)
     for kernel in evaluator.kernels(plan):
         split = problem.choice(problem.op_pattern[kernel.op], plan)[0]
-        found["kernel", kernel.op, tuple(tuple(sorted(axes)) for axes in split)] += kernel.seconds
+        seconds["kernel", kernel.op, tuple(tuple(sorted(axes)) for axes in split)] += kernel.seconds
     for use in evaluator.collectives(plan):
-        found[use.kind, tuple(sorted(use.axes)), use.op, use.value, use.bytes, use.group] += use.seconds
-    return found
+        seconds[use.kind, tuple(sorted(use.axes)), use.op, use.value, use.bytes, use.group] += use.seconds
+    return seconds
 
 
-def difference(one: Mapping[Of, float], other: Mapping[Of, float]) -> float:
+def difference(work: Mapping[Of, float], other_work: Mapping[Of, float]) -> float:
     """Share, 0 to 1, of the slower step that is spent on work that only one of the two plans has."""
-    most = max(sum(one.values()), sum(other.values()))
+    most = max(sum(work.values()), sum(other_work.values()))
     if not most:
         return 0.0
-    apart = sum(max(one.get(what, 0.0), other.get(what, 0.0)) for what in one.keys() ^ other.keys())
-    return min(1.0, apart / most)
+    unshared = sum(max(work.get(what, 0.0), other_work.get(what, 0.0)) for what in work.keys() ^ other_work.keys())
+    return min(1.0, unshared / most)
 
 
 def simplest(evaluator: Evaluator, plan: Plan) -> Plan:
@@ -111,14 +111,14 @@ def axis_swaps(mesh: Mesh) -> list[tuple[int, ...]]:
     the identity."""
     order = sorted(range(len(mesh.sizes)), key=lambda number: mesh.sizes[number])
     alike = [tuple(numbers) for _, numbers in groupby(order, key=lambda number: mesh.sizes[number])]
-    found = []
+    swaps = []
     for choice in islice(product(*map(permutations, alike)), _SWAPS):
         place = dict(zip(order, chain(*choice), strict=True))
-        found.append(tuple(place[number] for number in range(len(order))))
-    return found
+        swaps.append(tuple(place[number] for number in range(len(order))))
+    return swaps
 
 
-class _Known:
+class _PlanWork:
     """A plan's cost and the work of its step, which is computed on first use because it is expensive."""
 
     def __init__(self, evaluator: Evaluator, plan: Plan) -> None:
@@ -131,15 +131,15 @@ class _Known:
         return spent(self._evaluator, self._plan)
 
 
-def _differ(one: _Known, other: _Known) -> bool:
+def _differ(first: _PlanWork, second: _PlanWork) -> bool:
     """True if two plans do different work. Ops with the same sharding in both cost the same, so the other ops are an
     upper bound of the difference."""
-    least, most = sorted((one.cost.peak_bytes, other.cost.peak_bytes))
+    least, most = sorted((first.cost.peak_bytes, second.cost.peak_bytes))
     if most - least >= DIFFERENT * most > 0.0:
         return True
-    if difference(one.parts, other.parts) < DIFFERENT:
+    if difference(first.parts, second.parts) < DIFFERENT:
         return False
-    return difference(one.spent, other.spent) >= DIFFERENT
+    return difference(first.spent, second.spent) >= DIFFERENT
 
 
 def _exchanged(evaluator: Evaluator, plan: Plan, swaps: list[tuple[int, ...]]) -> Iterator[Plan]:

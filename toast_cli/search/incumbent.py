@@ -173,8 +173,8 @@ class Incumbent:
         before = len(self.seen) - last
         if before < begun:
             return False
-        known = [cost for count, cost in self._trail if count <= before][-1]
-        best, earlier = (self.objective.reward((), cost) for cost in (self.best_cost, known))
+        earlier_cost = [cost for count, cost in self._trail if count <= before][-1]
+        best, earlier = (self.objective.reward((), cost) for cost in (self.best_cost, earlier_cost))
         return best - earlier < GAIN
 
     def extend(self, plan: Plan, move: DecisionSequence) -> Plan:

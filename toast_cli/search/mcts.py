@@ -111,14 +111,14 @@ class TreeSearch:
         worth = [sum(self._worth.get(d, self._low) for d in move) / len(move) for move in moves]
         scaled = (np.array(worth) - max(worth)) / TEMPERATURE
         weights = np.exp(np.maximum(scaled, -20.0))
-        found: np.ndarray = weights / weights.sum()
-        return found
+        probabilities: np.ndarray = weights / weights.sum()
+        return probabilities
 
     def _node(self, plan: Plan) -> _Node:
-        found = self._nodes.get(plan)
-        if found is None:
-            found = self._nodes[plan] = _Node(plan, self._moves.after(plan))
-        return found
+        node = self._nodes.get(plan)
+        if node is None:
+            node = self._nodes[plan] = _Node(plan, self._moves.after(plan))
+        return node
 
     def _descend(self) -> list[_Node]:
         """The path from the root to a node that has not been visited."""
@@ -146,7 +146,7 @@ class TreeSearch:
 
     def _roll_out(self, plan: Plan) -> float:
         """The best reward of a roll-out, including the local search at its end."""
-        best, found, idle = self._reward(plan), plan, 0
+        best, best_plan, idle = self._reward(plan), plan, 0
         for _ in range(DEPTH):
             moves = self._moves.after(plan)
             if not moves or idle > 1:
@@ -156,8 +156,8 @@ class TreeSearch:
             plan = max(plans, key=self._reward)
             reward, idle = self._reward(plan), idle + 1
             if reward > best:
-                best, found, idle = reward, plan, 0
-        return max(best, self._reward(self._local.improve(found, IMPROVE)))
+                best, best_plan, idle = reward, plan, 0
+        return max(best, self._reward(self._local.improve(best_plan, IMPROVE)))
 
 
 # ---------------------------------------------------------------- local search
@@ -237,7 +237,7 @@ class LocalSearch:
     def _restart(self, plan: Plan) -> None:
         """Changes one of the best local optima by a few random edits, and improves that for a while."""
         self._optima[plan] = self._incumbent.worth(plan)
-        pool = sorted(self._optima, key=lambda one: (-self._optima[one], repr(one)))[:POOL]
+        pool = sorted(self._optima, key=lambda optimum: (-self._optima[optimum], repr(optimum)))[:POOL]
         changed = pool[int(self._rng.integers(len(pool)))]
         for _ in range(int(self._rng.integers(1, KICKS + 1))):
             changed = self._changed(changed)
@@ -258,12 +258,12 @@ class LocalSearch:
                 if len(self._incumbent.seen) - looked > TURN:
                     complete = False
                     break
-                found = {result: self._incumbent.worth(result) for result in results(self._moves.problem, plan, edit)}
-                if found:
-                    most = max(found, key=found.__getitem__)
-                    self._promise[edit] = found[most] - reward
-                    if found[most] > best:
-                        best, better = found[most], most
+                rewards = {result: self._incumbent.worth(result) for result in results(self._moves.problem, plan, edit)}
+                if rewards:
+                    most = max(rewards, key=rewards.__getitem__)
+                    self._promise[edit] = rewards[most] - reward
+                    if rewards[most] > best:
+                        best, better = rewards[most], most
             if better != plan:
                 plan, reward = better, best
             if not complete:
@@ -277,8 +277,8 @@ class LocalSearch:
         edits = neighbourhood(self._moves, plan)
         if not edits:
             return plan
-        found = list(results(self._moves.problem, plan, edits[int(self._rng.integers(len(edits)))]))
-        return found[int(self._rng.integers(len(found)))] if found else plan
+        plans = list(results(self._moves.problem, plan, edits[int(self._rng.integers(len(edits)))]))
+        return plans[int(self._rng.integers(len(plans)))] if plans else plan
 
 
 def _unknown() -> dict[str, float]:

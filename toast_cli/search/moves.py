@@ -36,16 +36,16 @@ def subject(decision: Shard) -> tuple[int, int, int]:
 
 def suited(problem: Problem, plan: Plan) -> Plan:
     """The problem's fixed decisions, then all decisions of `plan` that may follow them; in canonical order."""
-    found = list(problem.fixed)
-    taken = {subject(d) for d in found if isinstance(d, Shard)}
+    decisions = list(problem.fixed)
+    subjects = {subject(d) for d in decisions if isinstance(d, Shard)}
     for decision in plan:
         if problem.decisions.offers(decision) and (
-            subject(decision) not in taken if isinstance(decision, Shard) else decision not in found
+            subject(decision) not in subjects if isinstance(decision, Shard) else decision not in decisions
         ):
-            found.append(decision)
+            decisions.append(decision)
             if isinstance(decision, Shard):
-                taken.add(subject(decision))
-    return problem.canonical(tuple(found))
+                subjects.add(subject(decision))
+    return problem.canonical(tuple(decisions))
 
 
 def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:
@@ -61,8 +61,8 @@ def results(problem: Problem, plan: Plan, edit: Edit) -> Iterator[Plan]:
         instead = dict(takewhile(lambda pair: pair[0][:2] == pair[1][:2], pairs))
     moved = edit.into[len(instead) :]
     free = [instead.get(d, d) for d in free if d in instead or d not in edit.out]
-    taken = [subject(d) if isinstance(d, Shard) else d for d in (*free, *moved)]
-    if len(set(taken)) < len(taken):
+    subjects = [subject(d) if isinstance(d, Shard) else d for d in (*free, *moved)]
+    if len(set(subjects)) < len(subjects):
         return
     seen = {plan}
     for place in _places(problem, free, moved) if moved else [0]:
@@ -111,17 +111,17 @@ class Moves:
     def after(self, plan: Plan) -> list[DecisionSequence]:
         """Moves that may be appended to a plan: each subject is decided once, and `Replicate` needs an axis in use. One
         move gathers loop-invariant arrays before loops over all axes."""
-        taken, held = _taken(plan), set(plan)
-        axes = {axis for _, axis, _ in taken}
-        found = [
+        subjects, held = _subjects(plan), set(plan)
+        axes = {axis for _, axis, _ in subjects}
+        decisions = [
             d
             for d in self.choices
-            if (subject(d) not in taken if isinstance(d, Shard) else d.axis in axes and d not in held)
+            if (subject(d) not in subjects if isinstance(d, Shard) else d.axis in axes and d not in held)
         ]
-        allowed = set(found)
+        allowed = set(decisions)
         reads = tuple(d for d in self._loop_edges if d in allowed and self.problem.roles[d.role] == LOOP_READS)
         together = [reads] if len(reads) > 1 else []
-        return [*((d,) for d in found), *(move for move in self.macros if allowed.issuperset(move)), *together]
+        return [*((d,) for d in decisions), *(move for move in self.macros if allowed.issuperset(move)), *together]
 
     def held(self, plan: Plan) -> Plan:
         """The decisions of a plan that may be changed."""
@@ -150,43 +150,41 @@ class Moves:
         decisions, offers = self.held(plan), self.problem.decisions.offers
         axes = sorted({d.axis for d in decisions})
         about = {axis: tuple(d for d in decisions if d.axis == axis) for axis in axes}
-        found = [Edit(move, move) for move in about.values()] if len(axes) > 1 else []
-        for one, other in combinations(axes, 2):
-            swap = {one: other, other: one}
+        edits = [Edit(move, move) for move in about.values()] if len(axes) > 1 else []
+        for axis, other in combinations(axes, 2):
+            swap = {axis: other, other: axis}
             either = tuple(d for d in decisions if d.axis in swap)
-            shared = {d[0] for d in about[one]} & {d[0] for d in about[other]}
+            shared = {d[0] for d in about[axis]} & {d[0] for d in about[other]}
             both = tuple(d for d in either if d[0] in shared)
             for moved in dict.fromkeys((either, both)):
                 into = tuple(d._replace(axis=swap[d.axis]) for d in moved)
                 if into and all(map(offers, into)):
-                    found.append(Edit(moved, into))
+                    edits.append(Edit(moved, into))
             pairs = combinations([d for d in both if isinstance(d, Shard)], 2)
-            crossed = (edit for one, other in pairs if one.group == other.group for edit in _crosswise(one, other))
-            found += [edit for edit in crossed if all(map(offers, edit.into))]
-        for one, other in permutations(axes, 2):
-            into = tuple(filter(offers, (d._replace(axis=other) for d in about[one])))
+            crossed = (edit for a, b in pairs if a.group == b.group for edit in _crosswise(a, b))
+            edits += [edit for edit in crossed if all(map(offers, edit.into))]
+        for axis, other in permutations(axes, 2):
+            into = tuple(filter(offers, (d._replace(axis=other) for d in about[axis])))
             if into and into != about[other]:
-                found.append(Edit(about[other], into))
-        return found
+                edits.append(Edit(about[other], into))
+        return edits
 
     def scopes(self, plan: Plan) -> list[Edit]:
         """Changes the side or the scope of a decision, or of all decisions about its group on any axis: they exempt
         some ops, or apply only to ops that also have another group."""
-        found, decisions = list[Edit](), self.problem.decisions
+        edits, decisions = list[Edit](), self.problem.decisions
         for unit in self._by_group(plan):
             variants = (to for d in unit for to in (*decisions.variants(d), *decisions.parts(d)))
             into = (tuple(to._replace(axis=d.axis) for d in unit) for to in variants)
-            found += [Edit(unit, other) for other in dict.fromkeys(into)]
-        return found
+            edits += [Edit(unit, other) for other in dict.fromkeys(into)]
+        return edits
 
     def additions(self, plan: Plan) -> list[Edit]:
         """Adds a decision that exempts some ops, takes another side of a conflict, or applies to a part of the
         program."""
-        decisions, known = self.problem.decisions, set(self.choices)
-        return self._by_stake(
-            plan,
-            (to for d in self._absent(plan) for to in (*decisions.variants(d), *decisions.parts(d)) if to not in known),
-        )
+        decisions, offered = self.problem.decisions, set(self.choices)
+        variants = (to for d in self._absent(plan) for to in (*decisions.variants(d), *decisions.parts(d)))
+        return self._by_stake(plan, (to for to in variants if to not in offered))
 
     def storage(self, plan: Plan) -> list[Edit]:
         """Stores a kind of arguments replicated where the plan splits them; or adds or changes a split, but stores the
@@ -196,42 +194,42 @@ class Moves:
         for decision, groups in self.problem.decisions.rests.items():
             if decision not in held and any((group, decision.axis) in split for group in groups):
                 kept[decision.role].append(decision)
-        found = [Edit((), (decision,)) for decisions in kept.values() for decision in decisions]
-        found += [Edit((), tuple(decisions)) for decisions in kept.values() if len(decisions) > 1]
+        edits = [Edit((), (decision,)) for decisions in kept.values() for decision in decisions]
+        edits += [Edit((), tuple(decisions)) for decisions in kept.values() if len(decisions) > 1]
         for out, into in self._more(plan):
             resting = {d for about in into if isinstance(about, Shard) for d in self._storage.get(about[:2], ())}
             if resting - held:
-                found.append(Edit(out, (*into, *sorted(resting - held))))
-        return found
+                edits.append(Edit(out, (*into, *sorted(resting - held))))
+        return edits
 
     def loops(self, plan: Plan) -> list[Edit]:
         """Adds or changes a split, and also gathers loop-invariant arrays before loops and reduces loop-carried sums
         after them: where loops communicate in every trip, none of these alone gains anything."""
         if not self._loop_edges:
             return []
-        held, found = set(plan), list[Edit]()
+        held, edits = set(plan), list[Edit]()
         for out, into in self._more(plan):
             axes = {d.axis for d in (*plan, *into) if isinstance(d, Shard)}
-            if edges := tuple(d for d in self._loop_edges if d.axis in axes and d not in held):
-                found.append(Edit(out, (*into, *edges)))
-        return found
+            if loop_edges := tuple(d for d in self._loop_edges if d.axis in axes and d not in held):
+                edits.append(Edit(out, (*into, *loop_edges)))
+        return edits
 
     def hand_over(self, plan: Plan) -> list[Edit]:
         """Hands some ops from a group's decisions over to another group on the same axes: the sequence is split except
         in attention, where the heads are (Ulysses); the batch is split except in look-ups, where the features are. A
         variant also gathers loop-invariant arrays before loops."""
-        taken, held, offers = _taken(plan), set(plan), self.problem.decisions.offers
+        subjects, held, offers = _subjects(plan), set(plan), self.problem.decisions.offers
         others: dict[int, list[tuple[Shard, ...]]] = defaultdict(list)  # axis -> decisions that may take the ops over
         for move in (*((d,) for d in self.choices), *self.macros):
             shards = tuple(
-                o for o in move if isinstance(o, Shard) and o.axis == move[0].axis and subject(o) not in taken
+                o for o in move if isinstance(o, Shard) and o.axis == move[0].axis and subject(o) not in subjects
             )
             if len(shards) == len(move):
                 others[move[0].axis].append(shards)
             if len(shards) == len(move) == 1:
                 parts = self.problem.decisions.parts(shards[0])
                 others[move[0].axis] += [(part,) for part in parts if isinstance(part, Shard)]
-        found = []
+        edits = []
         for unit in self._by_group(plan):
             axes = [d.axis for d in unit]
             reads = tuple(
@@ -245,10 +243,10 @@ class Moves:
                 for move in others[axes[0]]:
                     if any(o.group in left and (o.only == NONE or o.only in left) for o in move):
                         into = tuple(o._replace(axis=axis) for axis in axes for o in move)
-                        into = tuple(o for o in into if o.axis == axes[0] or (subject(o) not in taken and offers(o)))
-                        found += [Edit(unit, (*kept, *into))] if len(move) == 1 else []
-                        found += [Edit(unit, (*kept, *into, *reads))] if reads else []
-        return found
+                        into = tuple(o for o in into if o.axis == axes[0] or (subject(o) not in subjects and offers(o)))
+                        edits += [Edit(unit, (*kept, *into))] if len(move) == 1 else []
+                        edits += [Edit(unit, (*kept, *into, *reads))] if reads else []
+        return edits
 
     # -- shared by neighbourhoods ------------------------------------------------------------------------------------
 
@@ -268,9 +266,9 @@ class Moves:
 
     def _absent(self, plan: Plan) -> list[Decision]:
         """For each group and axis that the plan does not pair, the first decision about them."""
-        taken, absent = _taken(plan), dict[tuple[int, int], Decision]()
+        subjects, absent = _subjects(plan), dict[tuple[int, int], Decision]()
         for d in self.choices:
-            if isinstance(d, Shard) and subject(d) not in taken:
+            if isinstance(d, Shard) and subject(d) not in subjects:
                 absent.setdefault(d[:2], d)
         return list(absent.values())
 
@@ -316,25 +314,25 @@ def _macros(problem: Problem) -> list[DecisionSequence]:
             together["family", groups[d.group].family, d.axis].append(d)
             if d.group in weights:
                 together["weights", 0, d.axis].append(d)
-    found = [tuple(sorted(members, key=lambda d: -weights.get(d.group, 0))) for members in together.values()]
-    return [move for move in dict.fromkeys(found) if len(move) > 1]
+    macros = [tuple(sorted(members, key=lambda d: -weights.get(d.group, 0))) for members in together.values()]
+    return [move for move in dict.fromkeys(macros) if len(move) > 1]
 
 
-def _taken(plan: Plan) -> set[tuple[int, int, int]]:
+def _subjects(plan: Plan) -> set[tuple[int, int, int]]:
     """The subjects of a plan's `Shard` decisions (see `subject`)."""
     return {subject(d) for d in plan if isinstance(d, Shard)}
 
 
-def _alike(one: Decision, other: Decision) -> bool:
-    return type(one) is type(other) and (one.axis == other.axis or one[0] == other[0])
+def _alike(decision: Decision, other: Decision) -> bool:
+    return type(decision) is type(other) and (decision.axis == other.axis or decision[0] == other[0])
 
 
-def _crosswise(one: Shard, other: Shard) -> list[Edit]:
+def _crosswise(a: Shard, b: Shard) -> list[Edit]:
     """Edits of two decisions about one group that exchange their scopes, their sides, or their axes."""
-    pair: DecisionSequence = (one, other)
+    pair: DecisionSequence = (a, b)
     exchanged: list[DecisionSequence] = [
-        (one._replace(unless=other.unless, only=other.only), other._replace(unless=one.unless, only=one.only)),
-        (one._replace(sides=other.sides), other._replace(sides=one.sides)),
-        (one._replace(axis=other.axis), other._replace(axis=one.axis)),
+        (a._replace(unless=b.unless, only=b.only), b._replace(unless=a.unless, only=a.only)),
+        (a._replace(sides=b.sides), b._replace(sides=a.sides)),
+        (a._replace(axis=b.axis), b._replace(axis=a.axis)),
     ]
     return [Edit(pair, into) for into in dict.fromkeys(exchanged) if into != pair]

@@ -125,8 +125,9 @@ def search_candidates(
             reading, mesh = candidates[0].reading, best[0].candidate.mesh if best else None
             if best and best[0].candidate.reading != reading and not candidates[0].may_lead(best[0]):
                 break
-            candidate = next((one for one in candidates if one.reading == reading and one.mesh == mesh), candidates[0])
-            candidates = [one for one in candidates if one is not candidate]
+            on_best_mesh = [c for c in candidates if c.reading == reading and c.mesh == mesh]
+            candidate = (on_best_mesh or candidates)[0]
+            candidates = [c for c in candidates if c is not candidate]
             try:
                 evaluator = evaluator_of(candidate)
             except (UsageError, InputError) as error:
@@ -140,7 +141,7 @@ def search_candidates(
             if searched.result.stopped == "interrupted":
                 break
             if best[0].candidate.reading != reading:
-                candidates = [one for one in candidates if one.reading != reading]
+                candidates = [c for c in candidates if c.reading != reading]
         if why is not None and not best:
             raise why
         stopped = searched.result.stopped
@@ -175,13 +176,13 @@ class _Runs:
             if self._progress is not None:
                 self._progress(min(best, leader), evaluations + looked, seconds + elapsed, begun + share * used)
 
-        settings, known = self._settings.part(share), before.evaluations if before else 0
+        settings, repeated = self._settings.part(share), before.evaluations if before else 0
         total = self._settings.budget().evaluations
         if settings.evaluations is not None and total is not None:
             left = min(settings.evaluations, total - self.evaluations)
-            settings = replace(settings, evaluations=left + known)
+            settings = replace(settings, evaluations=left + repeated)
         result = run_search(evaluator, settings, starts, tell)
-        self.evaluations += result.evaluations - known
+        self.evaluations += result.evaluations - repeated
         self.seconds += result.seconds
         self.share += share
         self._best = min(self._best, result.cost.step_seconds if result.fits else inf)

@@ -86,14 +86,14 @@ class Look:
                 g for g in others if problem.dimensions.groups[g].role not in NOT_WIDTHS
             ]
         if name == "data":
-            found = data_group(problem, self.axes)
-            return self.groups("batch") or ([found] if found is not None else [])
+            group = data_group(problem, self.axes)
+            return self.groups("batch") or ([group] if group is not None else [])
         weights = problem.weight_bytes
         groups = list(enumerate(problem.dimensions.groups))
         found_groups = [k for k, g in groups if g.role == name] or [k for k, g in groups if g.name == name]
         if not found_groups and name not in DIMENSIONS:
-            known = [*DIMENSIONS, *WORDS, *(g.name for _, g in groups)]
-            raise UsageError(f"unknown dimension {name!r}", where="tactic", hint=nearest(name, dict.fromkeys(known)))
+            names = [*DIMENSIONS, *WORDS, *(g.name for _, g in groups)]
+            raise UsageError(f"unknown dimension {name!r}", where="tactic", hint=nearest(name, dict.fromkeys(names)))
         return sorted(found_groups, key=lambda g: (-weights.get(g, 0), g))
 
     @property
@@ -110,52 +110,52 @@ class Look:
         """Decisions that split each of these dimensions over the axes, in this order. Raises DoesNotApply if the
         program lacks one of them, or no axis divides it.
         """
-        found: list[Decision] = []
+        decisions: list[Decision] = []
         for name in names:
             groups = self.groups(name)
             if not groups:
                 meaning = DIMENSIONS.get(name) or WORDS.get(name, "")
                 raise DoesNotApply(f"no dimension of the program looks like {name} ({meaning})")
             sides = {g: (0,) * len(self.problem.dimensions.groups[g].resolutions) for g in groups}
-            decisions = [Shard(g, axis, sides[g]) for g in groups for axis in self.axes if self.divides(g, axis)]
-            if not decisions and self.axes:
+            shards = [Shard(g, axis, sides[g]) for g in groups for axis in self.axes if self.divides(g, axis)]
+            if not shards and self.axes:
                 sizes = sorted({self.problem.dimensions.groups[g].size for g in groups})
                 ways = " or ".join(str(self.problem.mesh.sizes[axis]) for axis in self.axes)
                 over = " or ".join(self.problem.mesh.names[axis] for axis in self.axes)
-                whole = ", ".join(f"{size:,}" for size in sizes)
-                raise DoesNotApply(f"{name} ({whole}) cannot be split {ways} ways over {over}")
-            found += decisions
-        return found
+                extents = ", ".join(f"{size:,}" for size in sizes)
+                raise DoesNotApply(f"{name} ({extents}) cannot be split {ways} ways over {over}")
+            decisions += shards
+        return decisions
 
     def keep(self, *roles: str) -> list[Decision]:
         """Decisions that store these arguments ("weights", "state") replicated over the axes.
 
         Raises DoesNotApply where the program has none.
         """
-        found: list[Decision] = []
+        decisions: list[Decision] = []
         for role in roles:
             if role not in ROLES[:2]:
                 raise UsageError(f"unknown arguments {role!r}", where="tactic", hint=nearest(role, ROLES[:2]))
             if self.problem.roles.index(role) not in self.problem.argument_role:
                 words = {STATE: "optimizer state or cache", WEIGHTS: "weights"}
                 raise DoesNotApply(f"no argument of the program looks like {words[role]}")
-            found += [Replicate(self.problem.roles.index(role), axis) for axis in self.axes]
-        return found
+            decisions += [Replicate(self.problem.roles.index(role), axis) for axis in self.axes]
+        return decisions
 
     def experts(self) -> list[Decision]:
         """Decisions that split experts over the axes. If the batch uses an axis too, experts precede it, except in ops
         whose tokens are still in sequence: an all-to-all then brings tokens to their experts.
         """
-        decisions = self.split("experts")
-        apart = self.problem.decisions.met_elsewhere
-        found: list[Decision] = []
-        for decision in decisions:
+        splits = self.split("experts")
+        elsewhere = self.problem.decisions.met_elsewhere
+        decisions: list[Decision] = []
+        for decision in splits:
             if isinstance(decision, Shard) and decision.axis in self.busy:
                 dims = self.problem.dimensions.groups
-                still = sorted(apart.get(decision.group, ()), key=lambda g: (dims[g].role != "seq", -dims[g].size))
+                still = sorted(elsewhere.get(decision.group, ()), key=lambda g: (dims[g].role != "seq", -dims[g].size))
                 decision = decision._replace(unless=still[0] if still else NONE)
-            found.append(decision)
-        return found
+            decisions.append(decision)
+        return decisions
 
     def use(self, *names: str) -> list[Decision]:
         """The decisions of other named tactics."""
@@ -325,10 +325,10 @@ ALIASES = {"dp": "data-parallel", "ddp": "data-parallel", "tp": "megatron", "ep"
 
 def find_tactic(name: str, where: str = "tactic") -> Tactic:
     """The tactic of that name or alias. Raises UsageError that lists the known ones."""
-    known = ALIASES.get(name, name)
-    if known not in TACTICS:
+    full_name = ALIASES.get(name, name)
+    if full_name not in TACTICS:
         raise UsageError(f"unknown tactic {name!r}", where=where, hint=nearest(name, [*TACTICS, *ALIASES, SEARCH]))
-    return TACTICS[known]
+    return TACTICS[full_name]
 
 
 # ---------------------------------------------------------------- what each would do

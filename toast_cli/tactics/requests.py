@@ -46,13 +46,13 @@ class TacticRequests:
     def check_axes(self, meshes: Sequence[Sequence[str]]) -> None:
         """Raises UsageError unless some mesh (given by its axis names) has all requested axes."""
         named = self.axes
-        known = list(dict.fromkeys(name for names in meshes for name in names))
+        axis_names = list(dict.fromkeys(name for names in meshes for name in names))
         for axis, request in named.items():
-            if axis not in known:
+            if axis not in axis_names:
                 raise UsageError(
                     f"unknown mesh axis {axis!r} in {request.text!r}",
                     where=request.option,
-                    hint=f"this mesh has {', '.join(known)}",
+                    hint=f"this mesh has {', '.join(axis_names)}",
                 )
         if not any(set(named) <= set(names) for names in meshes):
             raise UsageError(f"no mesh shape has all of {', '.join(named)}", where="--mesh-shape")
@@ -166,7 +166,7 @@ def place(requests: Sequence[TacticRequest], mesh: Mesh, shares: Mapping[int, tu
     ]
     axes = [shares.get(k, share) for k, share in enumerate(axes)]
     own = [k for k in needs_axes(requests) if axes[k] is None]
-    left = [a for a in range(len(names)) if not any(found and a in found for found in axes)]
+    left = [a for a in range(len(names)) if not any(own_axes and a in own_axes for own_axes in axes)]
     if len(own) > len(left):
         request = requests[own[len(left)]]
         raise UsageError(
@@ -178,8 +178,8 @@ def place(requests: Sequence[TacticRequest], mesh: Mesh, shares: Mapping[int, tu
         axes[k] = fastest_first(mesh, left[:first]) if order == 0 else (left[first + order - 1],)
     placed: list[tuple[TacticRequest, tuple[int, ...]]] = []
     for k, request in enumerate(requests):
-        found = axes[k]
-        placed.append((request, placed[k - 1][1] if found is None else found))
+        own_axes = axes[k]
+        placed.append((request, placed[k - 1][1] if own_axes is None else own_axes))
     return tuple(placed)
 
 
@@ -268,7 +268,7 @@ def plans_by_axes(problem: Problem, requests: Sequence[TacticRequest]) -> PlansB
         return {
             text: problem.canonical(unmirrored(plan, parts)) for text, plan in plans_by_axes(alike, requests).items()
         }
-    found: PlansByAxes = {}
+    plans: PlansByAxes = {}
     why: UsageError | None = None
     for number, placed in enumerate(assignments(problem, requests)):
         try:
@@ -282,11 +282,11 @@ def plans_by_axes(problem: Problem, requests: Sequence[TacticRequest]) -> PlansB
             named[_text(problem, narrow)] = compose(problem, narrow)
         for text, each in named.items():
             plan = problem.canonical(each)
-            if plan not in found.values():
-                found[text] = plan
-    if not found and why is not None:
+            if plan not in plans.values():
+                plans[text] = plan
+    if not plans and why is not None:
         raise why
-    return found
+    return plans
 
 
 def assignments(problem: Problem, requests: Sequence[TacticRequest]) -> Iterator[Placed]:
@@ -297,8 +297,8 @@ def assignments(problem: Problem, requests: Sequence[TacticRequest]) -> Iterator
     experts), others need a permute too. Equal axes are permuted only if the program or the user names axes.
     """
     mesh, names = problem.mesh, problem.mesh.names
-    taken = {name for request in requests for name in request.axes or ()}
-    free = [a for a, axis in enumerate(mesh.axes) if axis.size > 1 and axis.name not in taken]
+    given = {name for request in requests for name in request.axes or ()}
+    free = [a for a, axis in enumerate(mesh.axes) if axis.size > 1 and axis.name not in given]
     own = needs_axes(requests)
     companions = [k for k, request in enumerate(requests) if k - 1 in own and request.axes is None and k not in own]
     if len(own) > len(free):
@@ -397,20 +397,20 @@ def _decided_by_steps(steps: YamlValue) -> Decide:
     """
     read: list[tuple[str, list[str], YamlValue]] = []
     for step in steps.items():
-        found = step.section(*_STEPS)
-        if len(found) != 1:
-            raise step.error(f"a step has {len(found)} keys", "one of split, keep, use each")
-        ((kind, words),) = found.items()
+        keys = step.section(*_STEPS)
+        if len(keys) != 1:
+            raise step.error(f"a step has {len(keys)} keys", "one of split, keep, use each")
+        ((kind, words),) = keys.items()
         read.append((kind, [word.scalar("a name") for word in words.items()], step))
 
     def decide(look: Look) -> list[Decision]:
-        found: list[Decision] = []
+        decisions: list[Decision] = []
         for kind, words, step in read:
             try:
-                found += {"split": look.split, "keep": look.keep, "use": look.use}[kind](*words)
+                decisions += {"split": look.split, "keep": look.keep, "use": look.use}[kind](*words)
             except ToastError as error:
                 raise step.error(error.what, error.hint) from None
-        return found
+        return decisions
 
     return decide
 
@@ -423,16 +423,16 @@ def _from_python(path: str) -> dict[str, Tactic]:
     except (Exception, SystemExit) as error:
         where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else path
         raise InputError(f"cannot be run: {type(error).__name__}: {error}", where=where) from None
-    found = {
+    tactics = {
         value.name: _guarded(value, path) for value in values.values() if isinstance(value, Tactic) and not value.source
     }
-    if not found:
+    if not tactics:
         raise InputError(
             "defines no tactics",
             where=path,
             hint='e.g. mine = Tactic("mine", "what it does", lambda look: look.split("batch"))',
         )
-    return found
+    return tactics
 
 
 def _guarded(tactic: Tactic, path: str) -> Tactic:
@@ -440,18 +440,18 @@ def _guarded(tactic: Tactic, path: str) -> Tactic:
 
     def decide(look: Look) -> list[Decision]:
         try:
-            found = list(tactic.decide(look))
+            decisions = list(tactic.decide(look))
         except (ToastError, DoesNotApply):
             raise
         except (Exception, SystemExit) as error:
             raise InputError(f"tactic {tactic.name!r} failed: {type(error).__name__}: {error}", where=path) from None
-        wrong = next((d for d in found if not isinstance(d, Shard | Replicate)), None)
+        wrong = next((d for d in decisions if not isinstance(d, Shard | Replicate)), None)
         if wrong is not None:
             raise InputError(
                 f"tactic {tactic.name!r} decided {wrong!r}",
                 where=path,
                 hint="return what look.split and look.keep give",
             )
-        return found
+        return decisions
 
     return Tactic(tactic.name, tactic.about, decide, tactic.place, tactic.companion, path)

@@ -35,10 +35,10 @@ STRATEGIES = (
 )  # fmt: skip
 # Pairs of tactics on two parts of a mesh.
 PAIRS = tuple(
-    f"{one} x {other}"
-    for one in ("data-parallel", "fsdp", "context", "spatial")
-    for other in ("megatron", "context", "spatial")
-    if one != other and (one, other) != ("spatial", "context")
+    f"{first} x {second}"
+    for first in ("data-parallel", "fsdp", "context", "spatial")
+    for second in ("megatron", "context", "spatial")
+    if first != second and (first, second) != ("spatial", "context")
 )
 # Strategies that a search starts from.
 EVERY = tuple(dict.fromkeys((*STRATEGIES, *PAIRS)))
@@ -68,15 +68,13 @@ def priced_strategies(
         evaluator.problem,
         names,
         lambda name, plans: best_assignment(evaluator, name, plans),
-        lambda one: one.plan,
+        lambda priced: priced.plan,
     )
 
 
-def better(one: Mapping[str, PricedStrategy], other: Mapping[str, PricedStrategy]) -> dict[str, PricedStrategy]:
+def better(first: Mapping[str, PricedStrategy], second: Mapping[str, PricedStrategy]) -> dict[str, PricedStrategy]:
     """Each strategy on the better one of two meshes; on the first if equal."""
-    return {
-        name: min((of[name] for of in (one, other) if name in of), key=lambda it: it.rank) for name in {**one, **other}
-    }
+    return {**first, **{n: priced for n, priced in second.items() if n not in first or priced.rank < first[n].rank}}
 
 
 def priced_strategy(evaluator: Evaluator, name: str) -> PricedStrategy:
@@ -94,10 +92,10 @@ def strategy(problem: Problem, name: str) -> Plan:
 
 def plans_of_strategy(problem: Problem, name: str) -> PlansByAxes:
     """The plans of one strategy, see `plans_by_axes`. Memoised."""
-    found = _plans_of_strategy(problem, name)
-    if isinstance(found, UsageError):
-        raise found.with_traceback(None)  # the same one each time
-    return found
+    plans = _plans_of_strategy(problem, name)
+    if isinstance(plans, UsageError):
+        raise plans.with_traceback(None)  # the same one each time
+    return plans
 
 
 @once
@@ -112,11 +110,11 @@ def _plans_of_strategy(problem: Problem, name: str) -> PlansByAxes | UsageError:
 
 def starting_plans(problem: Problem) -> list[Plan]:
     """The starting plans of a search: every assignment of axes of every strategy and pair of `EVERY` that applies."""
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for name in EVERY if problem.decisions.choices else ():
         with suppress(UsageError):
-            found += plans_of_strategy(problem, name).values()
-    return list(dict.fromkeys(found))
+            plans += plans_of_strategy(problem, name).values()
+    return list(dict.fromkeys(plans))
 
 
 def _each_once(
@@ -124,7 +122,7 @@ def _each_once(
 ) -> tuple[dict[str, _T], dict[str, str]]:
     """(name -> choice among a strategy's plans, if it applies and differs from earlier ones; name -> reason for the
     others)."""
-    found: dict[str, _T] = {}
+    choices: dict[str, _T] = {}
     reasons: dict[str, str] = {}
     for name in names:
         try:
@@ -133,12 +131,12 @@ def _each_once(
             reasons[name] = error.what
             continue
         plan = plan_of(chosen)
-        same = next((other for other, known in found.items() if plan_of(known) == plan), None)
+        same = next((other for other, choice in choices.items() if plan_of(choice) == plan), None)
         if same is not None:
             reasons[name] = f"here the same as {same}"
         elif plan:
-            found[name] = chosen
-    return found, reasons
+            choices[name] = chosen
+    return choices, reasons
 
 
 # ---------------------------------------------------------------- preference for a known strategy
@@ -167,26 +165,27 @@ def preferred(best: PricedResult, elsewhere: Iterable[PricedResult] = ()) -> Pri
     evaluator, result = best
     if not result.fits:
         return best
-    meshes = [(one, _Tolerance(one[0])) for one in (best, *elsewhere)]  # bounds on axes are those of a mesh
-    known: list[tuple[PricedStrategy, PricedResult]] = []
-    for searched, tolerance in meshes:
-        priced = priced_strategies(searched[0])[0].values()
-        suited = [one for one in priced if _adds_to(searched[0].problem, one.plan)]
-        known += [(one, searched) for one in suited if tolerance.allows(one.cost, result.cost)]
-    if known:
-        simplest, (evaluator, taken) = _simplest(known)
+    meshes = [(searched, _Tolerance(searched[0])) for searched in (best, *elsewhere)]  # bounds on axes are a mesh's
+    strategies = [
+        (priced, searched)
+        for searched, tolerance in meshes
+        for priced in priced_strategies(searched[0])[0].values()
+        if _adds_to(searched[0].problem, priced.plan) and tolerance.allows(priced.cost, result.cost)
+    ]
+    if strategies:
+        simplest, (evaluator, chosen) = _simplest(strategies)
         plan, name = simplest.plan, simplest.label
     else:
-        near = [(one, tolerance) for one, tolerance in meshes if tolerance.allows(one[1].cost, result.cost)]
-        shorter = [(shortened(one[0], one[1].plan, result.cost, tolerance), one) for one, tolerance in near]
-        plan, (evaluator, taken) = min(shorter, key=lambda entry: len(entry[0]), default=(result.plan, best))
+        near = [entry for entry in meshes if entry[1].allows(entry[0][1].cost, result.cost)]
+        shorter = [(shortened(s[0], s[1].plan, result.cost, tolerance), s) for s, tolerance in near]
+        plan, (evaluator, chosen) = min(shorter, key=lambda entry: len(entry[0]), default=(result.plan, best))
         name = ""
     plan = without_idle(evaluator, plan)
     cost = evaluator.exact_cost(plan)
-    if (taken is result and plan == result.plan) or not _Tolerance(evaluator).allows(cost, result.cost):
+    if (chosen is result and plan == result.plan) or not _Tolerance(evaluator).allows(cost, result.cost):
         return best
     fastest = best[0].problem, result.plan, result.cost
-    return evaluator, replace(taken, plan=plan, cost=cost, strategy=name, fastest=fastest)
+    return evaluator, replace(chosen, plan=plan, cost=cost, strategy=name, fastest=fastest)
 
 
 def _adds_to(problem: Problem, plan: Plan) -> bool:
@@ -195,19 +194,19 @@ def _adds_to(problem: Problem, plan: Plan) -> bool:
     return plan[:fixed] == problem.fixed and all(map(problem.decisions.offers, plan[fixed:]))
 
 
-def _simplest(known: list[tuple[PricedStrategy, PricedResult]]) -> tuple[PricedStrategy, PricedResult]:
-    def axes(one: PricedStrategy) -> int:
-        return one.name.count(" x ")
+def _simplest(strategies: list[tuple[PricedStrategy, PricedResult]]) -> tuple[PricedStrategy, PricedResult]:
+    def axes(priced: PricedStrategy) -> int:
+        return priced.name.count(" x ")
 
     def figures(cost: Cost) -> tuple[float, float, float]:
         return cost.step_seconds, cost.most_seconds, cost.peak_bytes
 
     def is_beaten(cost: Cost) -> bool:
-        pairs = (zip(figures(one.cost), figures(cost), strict=True) for one, _ in plain)
+        pairs = (zip(figures(priced.cost), figures(cost), strict=True) for priced, _ in plain)
         return any(all(better < (1 - NO_EFFECT) * own for better, own in each) for each in pairs)
 
-    fewest = min(axes(one) for one, _ in known)
-    plain = [entry for entry in known if axes(entry[0]) == fewest]
+    fewest = min(axes(priced) for priced, _ in strategies)
+    plain = [entry for entry in strategies if axes(entry[0]) == fewest]
     unbeaten = [entry for entry in plain if not is_beaten(entry[0].cost)]
     return min(unbeaten, key=lambda entry: (len(entry[0].plan), entry[0].cost.step_seconds))
 
@@ -252,8 +251,8 @@ def shortened(evaluator: Evaluator, plan: Plan, fastest: Cost, tolerance: _Toler
     first = len(evaluator.problem.fixed)
     while True:
         without = [evaluator.problem.canonical((*plan[:k], *plan[k + 1 :])) for k in range(first, len(plan))]
-        costs = [(evaluator.cost(one), one) for one in without if len(one) < len(plan)]
-        near = [(cost.step_seconds, one) for cost, one in costs if tolerance.allows(cost, fastest)]
+        costs = [(evaluator.cost(shorter), shorter) for shorter in without if len(shorter) < len(plan)]
+        near = [(cost.step_seconds, shorter) for cost, shorter in costs if tolerance.allows(cost, fastest)]
         if not near:
             return plan
         plan = min(near, key=lambda entry: entry[0])[1]
