@@ -122,34 +122,34 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-def typed(kind: Any, facts: Any, whole: str, name: str = "") -> Any:
+def typed(kind: Any, facts: Any, document: str, name: str = "") -> Any:
     """Plain data from JSON as a value of the type `kind`: a dataclass, whose fields are of such types; a list, tuple,
     dictionary or alternative of such types; some words; or a plain type.
 
     A field that is missing takes its default; fields that the dataclass does not have are left out.
 
     Args:
-        whole: "the report", for messages. name: `program.name`, the place of `facts` in it.
+        document: "the report", for messages. name: `program.name`, the place of `facts` in it.
 
     Raises ValueError that names the field.
     """
     origin, inside = get_origin(kind), get_args(kind)
     if NoneType in inside:
-        return None if facts is None else typed(inside[0], facts, whole, name)
+        return None if facts is None else typed(inside[0], facts, document, name)
     if is_dataclass(kind) and isinstance(facts, dict):
         hints, given = get_type_hints(kind), dict[str, Any]()
-        for one in fields(kind):
-            at = f"{name}.{one.name}".removeprefix(".")
-            if one.init and one.name in facts:
-                given[one.name] = typed(hints[one.name], facts[one.name], whole, at)
-            elif one.init and one.default is MISSING and one.default_factory is MISSING:
-                raise ValueError(f"{whole} has no {at}")
+        for field in fields(kind):
+            path = f"{name}.{field.name}".removeprefix(".")
+            if field.init and field.name in facts:
+                given[field.name] = typed(hints[field.name], facts[field.name], document, path)
+            elif field.init and field.default is MISSING and field.default_factory is MISSING:
+                raise ValueError(f"{document} has no {path}")
         make: Callable[..., Any] = kind  # type: ignore[assignment]
         return make(**given)
     if origin in (list, tuple) and isinstance(facts, list):
-        return origin(typed(inside[0], one, whole, name) for one in facts)
+        return origin(typed(inside[0], entry, document, name) for entry in facts)
     if origin is dict and isinstance(facts, dict):
-        return {key: typed(inside[1], value, whole, f"{name}.{key}") for key, value in facts.items()}
+        return {key: typed(inside[1], value, document, f"{name}.{key}") for key, value in facts.items()}
     if origin is Literal:
         right = facts in inside
     else:
@@ -251,7 +251,7 @@ def program_name(path: str) -> str:
 
 def extension_of(format: Format) -> str:
     """The extension of a file in this format."""
-    return next((extension for extension, one in _FORMATS.items() if one is format), ".mlir")
+    return next((extension for extension, written in _FORMATS.items() if written is format), ".mlir")
 
 
 def check_targets(targets: Sequence[Target], inputs: Sequence[str]) -> None:
@@ -425,12 +425,12 @@ class DiskCache(Generic[Result]):
             return None
         path = self._folder / f"{key}.json"
         try:
-            found: Result = typed(self._kind, json.loads(path.read_bytes()), "the result")
+            result: Result = typed(self._kind, json.loads(path.read_bytes()), "the result")
         except (OSError, ValueError, RecursionError):
             return None
         with suppress(OSError):
             os.utime(path)
-        return found
+        return result
 
     def store(self, key: str, result: Any) -> None:
         """Stores a result under a key; does nothing if the key is empty or the folder cannot be written."""

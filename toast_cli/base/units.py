@@ -157,5 +157,5 @@ def _value(node: ast.expr, sizes: dict[str, float]) -> float:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and node.args:
-        return _FUNCTIONS[node.func.id](*(_value(one, sizes) for one in node.args))
+        return _FUNCTIONS[node.func.id](*(_value(argument, sizes) for argument in node.args))
     raise ValueError(f"{ast.unparse(node)!r} is not known here")

@@ -89,14 +89,14 @@ class YamlValue:
         """The entries of a mapping in the order written; a key given twice is an error."""
         if not isinstance(self.node, yaml.MappingNode):
             raise self.error(f"{self.name or 'the specification'} is {self._kind}, not a mapping of keys to values")
-        found: dict[str, YamlValue] = {}
+        entries: dict[str, YamlValue] = {}
         for key_node, value in self.node.value:
             key = YamlValue(key_node, self.source, "a key").scalar("a single word")
-            if key in found:
-                line = found[key].node.start_mark.line + 1
+            if key in entries:
+                line = entries[key].node.start_mark.line + 1
                 raise YamlValue(key_node, self.source, key).error(f'"{key}" is given twice', f"first on line {line}")
-            found[key] = YamlValue(value, self.source, f"{self.name}.{key}" if self.name else key)
-        return found
+            entries[key] = YamlValue(value, self.source, f"{self.name}.{key}" if self.name else key)
+        return entries
 
     def section(self, *allowed: str) -> dict[str, YamlValue]:
         """A mapping that may hold only the allowed keys; any other is an error that names the nearest."""

@@ -42,7 +42,7 @@ from toast_cli.kernels.table import suggestion
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
 from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, OP_KINDS, RAGGED_DOT, RESULT, kind_of
 from toast_cli.program.roles import with_donated_buffers
-from toast_cli.program.values import TO_DEVICE, TO_HOST, only_moves, updated_in_place, with_sums_whole
+from toast_cli.program.values import TO_DEVICE, TO_HOST, only_moves, updated_in_place, with_unsharded_sums
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
@@ -163,8 +163,8 @@ class Reader:
         of_region = kernel is not None and self._in_region  # kernels cannot use axes left to the partitioner
         if "sdy.sharding_rule" in attributes and not kind_of(name).replicated and not of_region:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
-            unsplit = len(rule.need_replication) == len(rule.sizes)  # such as eigh of a single matrix
-            opaque = unsplit and name == "stablehlo.custom_call" and any(prod(s) > 1 for s in shapes + result_shapes)
+            unsharded = len(rule.need_replication) == len(rule.sizes)  # such as eigh of a single matrix
+            opaque = unsharded and name == "stablehlo.custom_call" and any(prod(s) > 1 for s in shapes + result_shapes)
             if name in STATED_OTHERWISE:
                 rule = partitioner_rule(rule, name, shapes[0], result_shapes[0])
             elif name == CONCATENATE:
@@ -175,9 +175,9 @@ class Reader:
             ragged = ragged_rule(operation) if name == RAGGED_DOT else None
             stated = ragged or table_rule(name, detail, shapes, result_shapes)
             rule = stated or replicated_rule(tuple(map(len, shapes)), tuple(map(len, result_shapes)))
-            unsplit = stated is None and name != MANUAL_REGION  # a region is computed in shards
+            unsharded = stated is None and name != MANUAL_REGION  # a region is computed in shards
             familiar = kernel is not None or is_placed(operation) or _OF_XLA.match(detail)
-            opaque = unsplit and any(prod(s) > 1 for s in shapes + result_shapes)
+            opaque = unsharded and any(prod(s) > 1 for s in shapes + result_shapes)
             if opaque and name == "stablehlo.custom_call" and not familiar:
                 arrays = ([self.values[v] for v in side] for side in (operands, results))
                 self.unknown.setdefault(detail, suggestion(detail, *arrays))
@@ -398,7 +398,7 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
     reader.drop_dead_ops()
     reader.find_repeats()
     program = Program(name, tuple(reader.ops), tuple(reader.values), arguments, results, tuple(reader.loops))
-    return with_donated_buffers(with_sums_whole(only_moves(program))), reader
+    return with_donated_buffers(with_unsharded_sums(only_moves(program))), reader
 
 
 def read_arguments(function: Any) -> tuple[Argument, ...]:

@@ -189,13 +189,13 @@ def _unsharded_where_unshared(rule: Rule, custom: bool) -> Rule:
 def region_rule(body: Program) -> Rule:
     """The rule of a region. A dimension sharded over manual axes is longer outside than its factor."""
     dimensions: DisjointSets[Dimension] = DisjointSets()
-    unsplit: set[Dimension] = set()
+    unsharded: set[Dimension] = set()
     for op in body.ops:
         for dims in _factors(op).values():
             for dimension in dims[1:]:
                 dimensions.union(dims[0], dimension)
-        unsplit.update(_unsplittable(op))
-    blocked = {dimensions.find(dimension) for dimension in unsplit}
+        unsharded.update(_unsplittable(op))
+    blocked = {dimensions.find(dimension) for dimension in unsharded}
     for value, array in enumerate(body.values):  # classes that occur twice in one array
         count = Counter(dimensions.find((value, d)) for d in range(len(array.shape)))
         blocked.update(name for name, times in count.items() if times > 1)
@@ -551,13 +551,13 @@ def ragged_rule(operation: Any) -> Rule | None:
     prefix = tuple(of_left[d] for d in dot.prefix) if len(sizes) > 1 else ()
     summed = {f for d in dot.left_contracting for f in of_left[d]} | set(groups if dot.group >= 0 else ())
     # If each batch has its own group sizes, rows of a group begin at another place in each batch.
-    unsplit = frozenset(groups if prefix else ())
+    unsharded = frozenset(groups if prefix else ())
     return Rule(
         tuple(lengths),
         (of_left, of_right, (*prefix, ())),
         (result,),
-        frozenset(summed) - unsplit,
-        need_replication=unsplit,
+        frozenset(summed) - unsharded,
+        need_replication=unsharded,
     )
 
 

@@ -78,10 +78,10 @@ def chip_names() -> list[str]:
 
 def find_preset(name: str, *, where: str = "") -> Preset:
     """The preset of that name, in any case. Raises SpecError that lists the valid names and the nearest."""
-    for known, preset in _PRESETS.items():
-        if known.lower() == name.lower():
+    for preset_name, preset in _PRESETS.items():
+        if preset_name.lower() == name.lower():
             return preset
-    near = difflib.get_close_matches(name.lower(), [known.lower() for known in _PRESETS], n=1)
+    near = difflib.get_close_matches(name.lower(), [preset_name.lower() for preset_name in _PRESETS], n=1)
     guess = f'did you mean "{next(k for k in _PRESETS if k.lower() == near[0])}"? ' if near else ""
     raise SpecError(f'unknown chip "{name}"', where=where, hint=f"{guess}known: {', '.join(_PRESETS)}")
 
@@ -103,10 +103,10 @@ def matrix_rate(chip: Chip, dtype: str) -> float:
     if kind in chip.matrix_flops:
         return chip.matrix_flops[kind]
     bits = _bits(kind)
-    wider = [known for known in chip.matrix_flops if _bits(known) > bits]
+    wider = [listed for listed in chip.matrix_flops if _bits(listed) > bits]
     if wider:
-        narrowest = min(_bits(known) for known in wider)
-        return max(chip.matrix_flops[known] for known in wider if _bits(known) == narrowest)
+        narrowest = min(_bits(listed) for listed in wider)
+        return max(chip.matrix_flops[listed] for listed in wider if _bits(listed) == narrowest)
     widest = max(chip.matrix_flops, key=_bits)
     return chip.matrix_flops[widest] * _bits(widest) / bits
 

@@ -42,8 +42,8 @@ def load_spec(name_or_path: str, prices: Sequence[str] = ()) -> Spec:
     spec = _load(name_or_path)
     if not prices:
         return spec
-    found = parse_prices(prices, spec.chip.name)
-    return replace(spec, chip_price=found.get(spec.chip.name, spec.chip_price))
+    chip_prices = parse_prices(prices, spec.chip.name)
+    return replace(spec, chip_price=chip_prices.get(spec.chip.name, spec.chip_price))
 
 
 def parse_prices(texts: Sequence[str], own: str = "") -> dict[str, float]:
@@ -231,7 +231,7 @@ class Spec:
         if shape is None and self.requests is not None:
             return self.requests
         if shape is None:  # data x model, as near to square as possible, data not smaller
-            shape = [one for one in self.mesh_shapes() if one["data"] >= one.get("model", 1)][-1]
+            shape = [sizes for sizes in self.mesh_shapes() if sizes["data"] >= sizes.get("model", 1)][-1]
         wanted = dict(shape)
         if self.requests is not None and wanted == self.axes and list(wanted) == [r.name for r in self.requests]:
             return self.requests
@@ -379,9 +379,9 @@ def _override(entry: YamlValue, chip: Chip, keys: dict[str, YamlValue]) -> Chip:
         changed["host_bytes_per_second"] = keys["host_bandwidth"].quantity(parse_bandwidth)
     new = replace(chip, sources=chip.sources | dict.fromkeys(changed, entry.where), **changed)  # type: ignore[arg-type]
     if new.reserved_bytes >= new.memory_bytes:
-        at = keys.get("memory") or keys.get("reserved") or entry
+        place = keys.get("memory") or keys.get("reserved") or entry
         memory, reserved = new.memory_bytes / 2**20, new.reserved_bytes / 2**20
-        raise at.error(
+        raise place.error(
             f"of {memory:.0f} MiB of memory nothing is left when {reserved:.0f} MiB are reserved", "set chip.reserved"
         )
     return new
@@ -464,7 +464,7 @@ def canonical(name: str) -> str:
     chip = matched["chip"].lower()
     slices = f"{int(matched['slices'])}x" if int(matched["slices"] or 1) != 1 else ""
     chip = "v5e" if chip == "v5litepod" else chip
-    preset = next((one for one in presets() if one.chip.name == chip and one.torus_rank), None)
+    preset = next((p for p in presets() if p.chip.name == chip and p.torus_rank), None)
     cores = _cores(preset) if preset is not None and matched["joint"] == ":" else 1
     return f"{slices}{chip}-{int(matched['count']) * cores}"
 
@@ -484,7 +484,7 @@ def generate(name: str) -> str | None:
     """YAML of the machine; None for other names. Raises SpecError for a number of chips that no slice has."""
     matched = _NAME.fullmatch(canonical(name))
     chip = matched["chip"].lower() if matched else ""
-    preset = next((one for one in presets() if one.chip.name.lower() == _ALIASES.get(chip, chip)), None)
+    preset = next((p for p in presets() if p.chip.name.lower() == _ALIASES.get(chip, chip)), None)
     if matched is None or preset is None:
         return None
     count, slices = int(matched["count"]), int(matched["slices"] or 1)
@@ -522,8 +522,8 @@ def _gpu(name: str, preset: Preset, count: int, slices: int) -> str:
     host = min(count, preset.devices_per_host)
     unit = preset.host_name
     if not count or count % host:
-        whole = count - count % preset.devices_per_host
-        near = [f"{canonical(name).rpartition('-')[0]}-{n}" for n in (whole, whole + preset.devices_per_host) if n]
+        full = count - count % preset.devices_per_host
+        near = [f"{canonical(name).rpartition('-')[0]}-{n}" for n in (full, full + preset.devices_per_host) if n]
         raise _error(
             name, f"{count} GPUs do not fill {unit}s of {preset.devices_per_host}", f"nearest: {', '.join(near)}"
         )

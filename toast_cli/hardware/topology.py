@@ -161,10 +161,10 @@ def _wire(entry: YamlValue | None, keys: dict[str, YamlValue], default: Wire | N
         raise entry.error(
             f"{name} needs a bandwidth", "a chip preset would bring one; else write e.g. bandwidth: 45GB/s"
         )
-    known = default or Wire(bandwidth or 0.0, 1e-6)
+    base = default or Wire(bandwidth or 0.0, 1e-6)
     return Wire(
-        known.bytes_per_second if bandwidth is None else bandwidth,
-        known.latency_seconds if latency is None else latency,
+        base.bytes_per_second if bandwidth is None else bandwidth,
+        base.latency_seconds if latency is None else latency,
     )
 
 
@@ -238,7 +238,7 @@ def _links(cuts: list[Cut], dimensions: Sequence[Dimension], axes: int) -> list[
             if cut[axis] > 1:
                 links[axis].append(_piece(dimension, cut[axis], stride))
                 stride *= cut[axis]
-    return [tuple(found) for found in links]
+    return [tuple(axis_links) for axis_links in links]
 
 
 def _piece(dimension: Dimension, size: int, stride: int) -> Link:

@@ -57,23 +57,23 @@ def describe_kernels(module: Any, table: Table | None = None) -> list[str]:
     Args:
         table: the user's table of kernels. Raises `InputError` if it does not match them.
     """
-    told = read_table(table) if table is not None else []
-    known: dict[Any, Description] = {}  # layers have equal kernels
+    entries = read_table(table) if table is not None else []
+    descriptions: dict[Any, Description] = {}  # layers have equal kernels
     notices: dict[tuple[str, str], str] = {}  # by kernel, and assumption
     with module.context, ir.Location.unknown():
         for call in walk_ops(module, CUSTOM_CALL):
             if KERNEL in call.attributes:
                 del call.attributes[KERNEL]
-            said = find(told, _name(call), _target(call))
-            if said is None and not is_kernel(call):
+            entry = find(entries, _name(call), _target(call))
+            if entry is None and not is_kernel(call):
                 continue
             key = _meaning(call)
-            if key not in known:
-                known[key] = _described(call, said)
-            kernel, rule, why, assumed = known[key]
+            if key not in descriptions:
+                descriptions[key] = _described(call, entry)
+            kernel, rule, why, assumptions = descriptions[key]
             kernel = replace(kernel, aliases=_aliases(call))
             rule = _in_place(call, rule)
-            for clause in assumed:
+            for clause in assumptions:
                 notices[kernel.name, clause] = f"kernel {kernel.name} is priced as if {clause}"
             if rule is None and RULE not in call.attributes and not _in_region(call):
                 notices.setdefault((kernel.name, ""), f"every device computes all of kernel {kernel.name}: {why}")
@@ -145,58 +145,59 @@ def _in_region(call: Any) -> bool:
     return False
 
 
-def _described(call: Any, said: UserKernel | None) -> Description:
+def _described(call: Any, entry: UserKernel | None) -> Description:
     """The description of a kernel. A kernel that cannot be read is computed replicated."""
     operands, results = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
     name = _name(call) or _target(call)
     try:
-        kernel, rule, assumed, why = _read(call, name, operands, results)
+        kernel, rule, assumptions, why = _read(call, name, operands, results)
     except KernelError as error:
         moved = float(sum(value.bytes for value in (*operands, *results)))
         kernel, rule, why = HandWritten(name, bytes=moved), None, str(error)
-        assumed = (f"it only moved its arrays: {error}",)
-    if said is not None:
-        sizes = sizes_of(said, name, operands, results)
-        rule = _agreed(kernel, rule, rule_of(said, sizes, operands, results)) if said.operands is not None else rule
+        assumptions = (f"it only moved its arrays: {error}",)
+    if entry is not None:
+        sizes = sizes_of(entry, name, operands, results)
+        rule = _agreed(kernel, rule, rule_of(entry, sizes, operands, results)) if entry.operands is not None else rule
         numbers = {factor: float(size) for factor, size in sizes.items()}
         products = kernel.products, kernel.vector
-        if said.flops:
-            products = _told(said, said.flops, numbers), 0.0
-        moved = _told(said, said.bytes, numbers) if said.bytes else kernel.bytes
+        if entry.flops:
+            products = _evaluated(entry, entry.flops, numbers), 0.0
+        moved = _evaluated(entry, entry.bytes, numbers) if entry.bytes else kernel.bytes
         kernel = replace(kernel, products=products[0], vector=products[1], bytes=moved)
-        return kernel, rule, f"{said.where} has no rule that lets a dimension be split", () if said.flops else assumed
+        why = f"{entry.where} has no rule that lets a dimension be split"
+        return kernel, rule, why, () if entry.flops else assumptions
     better = f"if you know better, --kernels FILE with {suggestion(name, operands, results)}"
-    return kernel, rule, f"{why}; {better}", tuple(f"{clause}; {better}" for clause in assumed)
+    return kernel, rule, f"{why}; {better}", tuple(f"{clause}; {better}" for clause in assumptions)
 
 
-def _told(said: UserKernel, expression: str, sizes: dict[str, float]) -> float:
+def _evaluated(entry: UserKernel, expression: str, sizes: dict[str, float]) -> float:
     try:
         return max(0.0, evaluate(expression, sizes))
     except ValueError as error:
-        raise InputError(str(error), where=said.where, hint="is a size 0?") from None
+        raise InputError(str(error), where=entry.where, hint="is a size 0?") from None
 
 
-def _agreed(kernel: HandWritten, read: Rule | None, told: Rule | None) -> Rule | None:
+def _agreed(kernel: HandWritten, own: Rule | None, users: Rule | None) -> Rule | None:
     """Combines the kernel's own rule and the user's. A kernel that must be rewritten for shards is split as its grid
     allows, and only along dimensions that the user also allows; any other as the user says."""
     if not kernel.kind:
-        return told if kernel.name not in TARGETS[1:] else None
-    if read is None or told is None:
+        return users if kernel.name not in TARGETS[1:] else None
+    if own is None or users is None:
         return None
     split = {
         (array, dim)
-        for array, dims in enumerate((*told.operands, *told.results))
+        for array, dims in enumerate((*users.operands, *users.results))
         for dim, factors in enumerate(dims)
-        if not told.need_replication.issuperset(factors)
+        if not users.need_replication.issuperset(factors)
     }
     kept = {
         factor
-        for array, dims in enumerate((*read.operands, *read.results))
+        for array, dims in enumerate((*own.operands, *own.results))
         for dim, factors in enumerate(dims)
         for factor in factors
         if (array, dim) not in split
     }
-    rule = replace(read, need_replication=read.need_replication | kept)
+    rule = replace(own, need_replication=own.need_replication | kept)
     return rule if len(rule.need_replication) < len(rule.sizes) else None
 
 
@@ -204,11 +205,11 @@ def _in_place(call: Any, rule: Rule | None) -> Rule | None:
     """The rule of a kernel whose results alias operands: both must have the same sharding."""
     if rule is None:
         return rule
-    whole = set(rule.need_replication)
+    unsharded = set(rule.need_replication)
     for result, operand in _aliases(call):
-        for made, read in zip(rule.results[result], rule.operands[operand], strict=True):
-            whole |= {*made} ^ {*read}
-    return replace(rule, need_replication=frozenset(whole)) if len(whole) < len(rule.sizes) else None
+        for written, read in zip(rule.results[result], rule.operands[operand], strict=True):
+            unsharded |= {*written} ^ {*read}
+    return replace(rule, need_replication=frozenset(unsharded)) if len(unsharded) < len(rule.sizes) else None
 
 
 def _aliases(call: Any) -> tuple[tuple[int, int], ...]:
@@ -236,8 +237,8 @@ def _read(
         return paged[0], paged[1], (ASSUMED,) if paged[0].flops else (), paged[2]
     kernel = read_mosaic(config, lambda operand: _integers(_constant(call.operands[operand])))
     shapes = [value.shape for value in operands], [value.shape for value in results]
-    found = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results])
-    free = found is not None and any(axis >= 0 for axis in found.axes)
+    grid = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results])
+    free = grid is not None and any(axis >= 0 for axis in grid.axes)
     stated_cost = config.get("cost_estimate")
     estimate = stated_cost if isinstance(stated_cost, dict) else {}
     try:
@@ -247,9 +248,9 @@ def _read(
         products, vector, moved = MOST_WORK, 0.0, 0.0
     if not products + vector + moved < MOST_WORK:
         raise KernelError("its grid and windows take longer than any chip can run")
-    axes = found.axes if found is not None and free else ()
+    axes = grid.axes if grid is not None and free else ()
     facts = HandWritten(name if name != target else printable(kernel.name), "mosaic", products, vector, moved, axes)
-    return facts, found.rule if found is not None and free else None, kernel.work.assumed, DEPENDENT
+    return facts, grid.rule if grid is not None and free else None, kernel.work.assumed, DEPENDENT
 
 
 def _shape_and_type(value: Any) -> tuple[tuple[int, ...], str]:
@@ -298,8 +299,8 @@ def _origin(value: Any) -> Any:
 
 def _number(estimate: dict[str, Any], name: str) -> float:
     """A figure of the author's cost estimate; 0 if it is missing or not plausible."""
-    said: Any = estimate.get(name)
-    return float(said) if type(said) in (int, float) and 0 < said < MOST_WORK else 0.0
+    figure: Any = estimate.get(name)
+    return float(figure) if type(figure) in (int, float) and 0 < figure < MOST_WORK else 0.0
 
 
 def _arithmetic(kernel: Mosaic, stated: float) -> tuple[float, float]:
@@ -327,8 +328,8 @@ def _moved(kernel: Mosaic, window: BlockWindow | None, array: Value) -> float:
         return float(array.bytes)
     inner = max(window.axes, default=-1)
     steps = prod(bound for bound in kernel.grid[: inner + 1] if bound != DYNAMIC)
-    taken = 1.0 if all(index.count for index in window.index) else 1.0 - kernel.work.skipped
-    return max(float(array.bytes), taken * steps * Value(window.bounds, array.dtype).bytes)
+    fraction = 1.0 if all(index.count for index in window.index) else 1.0 - kernel.work.skipped
+    return max(float(array.bytes), fraction * steps * Value(window.bounds, array.dtype).bytes)
 
 
 def _attribute(rule: Rule) -> Any:
@@ -382,21 +383,21 @@ def read_cudnn(target: str, text: str, operands: list[Value], results: list[Valu
         config = json.loads(text)[CUDNN_CONFIG]
         scores = [int(n) for n in config[SCORES]["dimensions"]]
         mask, window = str(config.get("mask_type", "")), int(config.get("sliding_window_length", 0))
-        apart = int(config.get("max_seg_per_batch", 1)) == 1 and not config.get("is_paged_attention")
+        separate = int(config.get("max_seg_per_batch", 1)) == 1 and not config.get("is_paged_attention")
         if len(scores) != 4 or min(scores) < 1:
             raise KernelError("its scores have not four dimensions")
-        found = _attention(config, scores, [value.shape for value in operands])
+        attention = _attention(config, scores, [value.shape for value in operands])
     except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError):
         raise KernelError("its configuration is not that of an attention of cuDNN") from None
     backward = "Backward" in target
-    pairs = found.queries * found.keys * (0.5 if "CAUSAL" in mask else 1.0)
-    if 0 < window < found.keys:
-        pairs = min(pairs, found.queries * float(window))
+    pairs = attention.queries * attention.keys * (0.5 if "CAUSAL" in mask else 1.0)
+    if 0 < window < attention.keys:
+        pairs = min(pairs, attention.queries * float(window))
     width = operands[0].shape[-1]
-    products = 2.0 * (BACKWARD if backward else FORWARD) * found.batch * found.heads * pairs * width
+    products = 2.0 * (BACKWARD if backward else FORWARD) * attention.batch * attention.heads * pairs * width
     moved = float(sum(value.bytes for value in (*operands, *results)))
-    rule = _rule(found, backward, operands, results) if apart and not target.endswith("F8") else None
-    axes = (0, 1, 1)[: _own_factors(found)] if rule else ()
+    rule = _rule(attention, backward, operands, results) if separate and not target.endswith("F8") else None
+    axes = (0, 1, 1)[: _own_factors(attention)] if rule else ()
     return HandWritten(target, "cudnn", products, 0.0, moved, axes), rule
 
 
@@ -408,69 +409,69 @@ def _attention(config: dict[str, Any], scores: list[int], shapes: list[tuple[int
     stated = config.get("bmm1_dot_dimension_numbers", {}).get("lhs_batch_dimensions") or (
         config.get("bmm1_grad_gemm1_dot_dimension_numbers", {}).get("rhs_batch_dimensions", [0, 1])
     )
-    at = int(stated[1])
-    if at not in (1, 2) or query[0] != batch or query[at] != heads or query[3 - at] != queries:
+    heads_at = int(stated[1])
+    if heads_at not in (1, 2) or query[0] != batch or query[heads_at] != heads or query[3 - heads_at] != queries:
         raise KernelError("its queries are not those of its scores")
-    groups = key[at]
-    if key[0] != batch or key[3 - at] != keys or not groups or heads % groups:
+    groups = key[heads_at]
+    if key[0] != batch or key[3 - heads_at] != keys or not groups or heads % groups:
         raise KernelError("its keys are not those of its scores")
-    return Attention(batch, heads, groups, queries, keys, at)
+    return Attention(batch, heads, groups, queries, keys, heads_at)
 
 
-def _own_factors(found: Attention) -> int:
+def _own_factors(attention: Attention) -> int:
     """Number of the attention's own factors; one less for groups of one head."""
-    return HEADS_OF_GROUP if found.groups == found.heads else HEADS_OF_GROUP + 1
+    return HEADS_OF_GROUP if attention.groups == attention.heads else HEADS_OF_GROUP + 1
 
 
-def _rule(found: Attention, backward: bool, operands: list[Value], results: list[Value]) -> Rule | None:
-    own_factors = {*range(_own_factors(found))}
-    sizes = [found.batch, found.groups, found.heads // found.groups][: len(own_factors)]
-    whole: set[int] = set()
-    heads = {found.heads: tuple(sorted(own_factors - {BATCH})), found.groups: (GROUPS,)}
+def _rule(attention: Attention, backward: bool, operands: list[Value], results: list[Value]) -> Rule | None:
+    own_factors = {*range(_own_factors(attention))}
+    sizes = [attention.batch, attention.groups, attention.heads // attention.groups][: len(own_factors)]
+    unsharded: set[int] = set()
+    heads = {attention.heads: tuple(sorted(own_factors - {BATCH})), attention.groups: (GROUPS,)}
 
-    def factors(value: Value, known: dict[int, tuple[int, ...]]) -> ValueFactors:
+    def factors(value: Value, stated: dict[int, tuple[int, ...]]) -> ValueFactors:
         dims = []
         for d, size in enumerate(value.shape):
-            own = known.get(d)
+            own = stated.get(d)
             if own is None:
                 own = (len(sizes),)
                 sizes.append(size)
-                whole.add(own[0])
+                unsharded.add(own[0])
             dims.append(own)
         return tuple(dims)
 
-    def array(value: Value, at: int) -> ValueFactors:
+    def array(value: Value, heads_at: int) -> ValueFactors:
         """Factors of queries, keys, values and the like, and of arrays with a number for each query."""
         shape = value.shape
-        known = len(shape) > at and shape[0] == found.batch and shape[at] in heads
-        return factors(value, {0: (BATCH,), at: heads[shape[at]]} if known else {})
+        has_heads = len(shape) > heads_at and shape[0] == attention.batch and shape[heads_at] in heads
+        return factors(value, {0: (BATCH,), heads_at: heads[shape[heads_at]]} if has_heads else {})
 
     def bias(value: Value) -> ValueFactors:
-        said = {0: (found.batch, (BATCH,)), 1: (found.heads, heads[found.heads])}
-        return factors(value, {d: own for d, (size, own) in said.items() if value.shape[d] == size})
+        shared = {0: (attention.batch, (BATCH,)), 1: (attention.heads, heads[attention.heads])}
+        return factors(value, {d: own for d, (size, own) in shared.items() if value.shape[d] == size})
 
     def operand(k: int, value: Value) -> ValueFactors:
         rank = len(value.shape)
         if rank == 4:
             like_queries = k < 3 or (backward and value.shape == operands[0].shape)
-            return array(value, found.heads_at) if like_queries else bias(value)
+            return array(value, attention.heads_at) if like_queries else bias(value)
         if rank == 3:
             return array(value, 1)
-        return factors(value, {0: (BATCH,)} if rank == 1 and value.shape[0] == found.batch else {})
+        return factors(value, {0: (BATCH,)} if rank == 1 and value.shape[0] == attention.batch else {})
 
     def result(k: int, value: Value) -> ValueFactors:
         if not value.elements:  # workspace
             return factors(value, {})
         return bias(value) if backward and k == 3 else array(value, 1)
 
-    read = tuple(operand(k, value) for k, value in enumerate(operands))
-    made = tuple(result(k, value) for k, value in enumerate(results))
-    for value, dims in zip(results, made, strict=True):  # factors that a result lacks are reduced in it
+    operand_factors = tuple(operand(k, value) for k, value in enumerate(operands))
+    result_factors = tuple(result(k, value) for k, value in enumerate(results))
+    for value, dims in zip(results, result_factors, strict=True):  # factors that a result lacks are reduced in it
         if value.elements:
-            whole |= own_factors - {f for own in dims for f in own}
-    if whole >= own_factors:
+            unsharded |= own_factors - {f for own in dims for f in own}
+    if unsharded >= own_factors:
         return None
-    return Rule(tuple(sizes), read, made, frozenset(), frozenset(whole))
+    return Rule(tuple(sizes), operand_factors, result_factors, frozenset(), frozenset(unsharded))
 
 
 # ---------------------------------------------------------------- kernels on local shapes
@@ -495,7 +496,7 @@ def run_on_part(call: Any, kernel: HandWritten, pieces: dict[int, int]) -> None:
         text[CONFIG]["body"] = with_smaller_grid(text[CONFIG], cuts)
         estimate = text[CONFIG].get("cost_estimate")
         if isinstance(estimate, dict):
-            text[CONFIG]["cost_estimate"] = {n: _divided(said, prod(cuts.values())) for n, said in estimate.items()}
+            text[CONFIG]["cost_estimate"] = {n: _divided(figure, prod(cuts.values())) for n, figure in estimate.items()}
     call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(text), call.context)
 
 
@@ -509,5 +510,5 @@ def with_smaller_grid(config: dict[str, Any], cuts: dict[int, int]) -> str:
     return base64.b64encode(xla.write_bytecode(module)).decode()
 
 
-def _divided(said: Any, pieces: int) -> Any:
-    return said // pieces if isinstance(said, int) else said
+def _divided(figure: Any, pieces: int) -> Any:
+    return figure // pieces if isinstance(figure, int) else figure

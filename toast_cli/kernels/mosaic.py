@@ -52,7 +52,7 @@ class BlockWindow:
 
     @property
     def axes(self) -> frozenset[int]:
-        return frozenset().union(*(one.axes for one in self.index))
+        return frozenset().union(*(index.axes for index in self.index))
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,12 @@ class Mosaic:
 def config_of(text: str) -> dict[str, Any]:
     """The configuration that a custom call holds as JSON. Raises `KernelError`."""
     try:
-        config = json.loads(text)[CONFIG]
+        config: dict[str, Any] = json.loads(text)[CONFIG]
         if not isinstance(config["body"], str):
             raise KernelError("its configuration holds no body")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise KernelError("its configuration is no JSON that holds a body") from None
-    found: dict[str, Any] = config
-    return found
+    return config
 
 
 def parse_body(config: dict[str, Any]) -> Any:
@@ -128,9 +127,9 @@ def read_mosaic(config: dict[str, Any], data: Callable[[int], Integers | None] =
 def _read(module: Any, data: Callable[[int], Integers | None]) -> Mosaic:
     main = main_of(module)
     functions = {
-        str(ir.StringAttr(one.attributes["sym_name"]).value): one
-        for one in _operations(module.operation.regions[0].blocks[0])
-        if "sym_name" in one.attributes
+        str(ir.StringAttr(operation.attributes["sym_name"]).value): operation
+        for operation in _operations(module.operation.regions[0].blocks[0])
+        if "sym_name" in operation.attributes
     }
     grid = tuple(int(n) for n in main.attributes["iteration_bounds"]) if "iteration_bounds" in main.attributes else ()
     if any(n <= 0 and n != DYNAMIC for n in grid):
@@ -143,19 +142,19 @@ def _read(module: Any, data: Callable[[int], Integers | None]) -> Mosaic:
     if arrays < 0 or len(stated) != arrays:
         raise KernelError("its function has another number of arguments than its grid and windows say")
     first = grid.count(DYNAMIC)
-    held = [Known(frozenset(), data(operand)) for operand in range(first, first + prefetched)]
-    inside = [*grid_indices(grid), *held]
-    windows = tuple(None if one is None else _window(one, functions, inside, grid) for one in stated)
-    names, exchanging = _found_in(main)
-    semantics = [str(one) for one in main.attributes[SEMANTICS]] if SEMANTICS in main.attributes else []
+    scalars = [Integer(frozenset(), data(operand)) for operand in range(first, first + prefetched)]
+    inside = [*grid_indices(grid), *scalars]
+    windows = tuple(None if window is None else _window(window, functions, inside, grid) for window in stated)
+    names, exchanging = _operations_by_name(main)
+    semantics = [str(word) for word in main.attributes[SEMANTICS]] if SEMANTICS in main.attributes else []
     return Mosaic(
         str(ir.StringAttr(main.attributes["sym_name"]).value),
         grid,
         prefetched,
         windows,
         tuple(
-            READ if CORES in said else _reading(arguments[axis], axis, names)
-            for axis, said in enumerate([*semantics, *[""] * len(grid)][: len(grid)])
+            READ if CORES in word else _reading(arguments[axis], axis, names)
+            for axis, word in enumerate([*semantics, *[""] * len(grid)][: len(grid)])
         ),
         exchanging or any(name.startswith("tpu.prng") for name in names),
         work_of(block, dict(zip(arguments, inside, strict=False)), grid),
@@ -171,22 +170,22 @@ def _integer(operation: Any, name: str) -> int:
     return int(ir.IntegerAttr(operation.attributes[name]).value) if name in operation.attributes else 0
 
 
-def _window(stated: Any, functions: dict[str, Any], known: list[Known], grid: tuple[int, ...]) -> BlockWindow | None:
+def _window(stated: Any, functions: dict[str, Any], inputs: list[Integer], grid: tuple[int, ...]) -> BlockWindow | None:
     """One array's window; None for an array that the body copies itself."""
-    said = {item.name: item.attr for item in ir.DictAttr(stated)}
-    if "transform_indices" not in said:
+    attributes = {item.name: item.attr for item in ir.DictAttr(stated)}
+    if "transform_indices" not in attributes:
         return None
-    bounds = tuple(int(n) for n in said["window_bounds"])
-    block = functions[str(ir.FlatSymbolRefAttr(said["transform_indices"]).value)].regions[0].blocks[0]
-    if len(block.arguments) != len(known):
+    bounds = tuple(int(n) for n in attributes["window_bounds"])
+    block = functions[str(ir.FlatSymbolRefAttr(attributes["transform_indices"]).value)].regions[0].blocks[0]
+    if len(block.arguments) != len(inputs):
         raise KernelError("a map of its indices has another number of arguments than its grid says")
     if any(len(operation.regions) for operation in _operations(block)):
         raise KernelError("a map of its indices has branches or loops")
-    integers = IntegerValues(dict(zip(block.arguments, known, strict=True)))
+    integers = IntegerValues(dict(zip(block.arguments, inputs, strict=True)))
     returned = list(block.operations[len(block.operations) - 1].operands)
     if len(returned) != len(bounds) or any(n <= 0 for n in bounds):
         raise KernelError("a map of its indices has another number of dimensions than its window")
-    by_elements = "window_kind" in said  # its indices count elements, not windows
+    by_elements = "window_kind" in attributes  # its indices count elements, not windows
     return BlockWindow(
         bounds,
         tuple(BlockIndex(integers.axes(value)) if by_elements else _index(integers, value, grid) for value in returned),
@@ -210,7 +209,7 @@ def _index(integers: IntegerValues, handle: Any, grid: tuple[int, ...]) -> Block
 
 def _reading(index: Any, axis: int, names: dict[str, list[Any]]) -> int:
     """How the body reads an index of the grid: `UNREAD`, `READ` or a modulus."""
-    if any(_integer(one, "dim") == axis for one in names.get("tpu.iteration_bound", ())):
+    if any(_integer(operation, "dim") == axis for operation in names.get("tpu.iteration_bound", ())):
         return READ
     units = {_divisor(use) for use in index.uses}
     return UNREAD if not units else max(units) if len(units) == 1 else READ
@@ -228,7 +227,7 @@ def _divisor(use: Any) -> int:
     return max(int(value.value), READ) if isinstance(value, ir.IntegerAttr) else READ
 
 
-def _found_in(main: Any) -> tuple[dict[str, list[Any]], bool]:
+def _operations_by_name(main: Any) -> tuple[dict[str, list[Any]], bool]:
     """The operations of a body by name, and True if it communicates with other devices."""
     names: dict[str, list[Any]] = {}
 
@@ -293,38 +292,38 @@ def grid_rule(kernel: Mosaic, operands: list[Shape], results: list[Shape], read:
     for axis in range(0 if kernel.ordered else len(kernel.grid)):
         digits += _digits(kernel, axis, windows, shapes, used, len(operands))
     numbers = {digit: number for number, digit in enumerate(digits)}
-    sizes, axes, whole = [digit.count for digit in digits], [digit.axis for digit in digits], set[int]()
+    sizes, axes, unsharded = [digit.count for digit in digits], [digit.axis for digit in digits], set[int]()
     same: dict[tuple[BlockIndex, int], int] = {}
 
     def rest(size: int, index: BlockIndex | None = None, every: int = 0) -> int:
         """An unsharded factor; dimensions with equal windows share it."""
-        known = same.get((index, every)) if index is not None and index.axes else None
-        if known is None:
-            known = len(sizes)
+        factor = same.get((index, every)) if index is not None and index.axes else None
+        if factor is None:
+            factor = len(sizes)
             sizes.append(size)
             axes.append(-1)
-            whole.add(known)
+            unsharded.add(factor)
             if index is not None and index.axes:
-                same[index, every] = known
-        return known
+                same[index, every] = factor
+        return factor
 
     def factors(window: BlockWindow | None, shape: Shape) -> ValueFactors:
-        found = []
+        dims = []
         for d, size in enumerate(shape):
             index = window.index[d] if window is not None else None
             follows = window is not None and _is_whole(window, d, shape)
             own = tuple(numbers[digit] for digit in digits if index is not None and follows and _has(index, digit))
-            left = size // prod(sizes[factor] for factor in own)
+            remainder = size // prod(sizes[factor] for factor in own)
             if not own:
                 own = (rest(size, index, size),)
-            elif left > 1:
-                own = (*own, rest(left, index, size))
-            found.append(own)
-        return tuple(found)
+            elif remainder > 1:
+                own = (*own, rest(remainder, index, size))
+            dims.append(own)
+        return tuple(dims)
 
     arrays = [factors(window, shape) for window, shape in zip(windows, shapes, strict=True)]
     rule = Rule(
-        tuple(sizes), tuple(arrays[: len(operands)]), tuple(arrays[len(operands) :]), frozenset(), frozenset(whole)
+        tuple(sizes), tuple(arrays[: len(operands)]), tuple(arrays[len(operands) :]), frozenset(), frozenset(unsharded)
     )
     return GridRule(rule, tuple(axes))
 
@@ -360,23 +359,23 @@ def _digits(
                 return []
             continue
         following += [(k, window.index[d]) for d in mine]
-    bounds = {1, size, read} | {at for _, one in following for at in (one.unit, one.unit * one.count)}
+    bounds = {1, size, read} | {n for _, index in following for n in (index.unit, index.unit * index.count)}
     units = sorted(unit for unit in bounds if unit <= size)
     if any(upper % lower for lower, upper in pairwise(units)):
         return []
     every = [_Digit(axis, lower, upper // lower) for lower, upper in pairwise(units)]
     results = [k for k in range(operands, len(windows)) if used[k]]
-    found: list[_Digit] = []
+    free_digits: list[_Digit] = []
     for digit in reversed(every):
         counts = {k: sum(_has(index, digit) for j, index in following if j == k) for k in range(len(windows))}
         free = digit.unit >= read and all(n <= 1 for n in counts.values()) and all(counts[k] == 1 for k in results)
         # Devices have a contiguous range of the axis: a lower digit can be split only if all above it are split
         # completely, which the order of factors within one dimension ensures.
-        above = not found or any(all(_has(index, one) for one in (*found, digit)) for _, index in following)
+        above = not free_digits or any(all(_has(index, d) for d in (*free_digits, digit)) for _, index in following)
         if not (free and above):
             break
-        found.append(digit)
-    return found if results else []
+        free_digits.append(digit)
+    return free_digits if results else []
 
 
 def _is_whole(window: BlockWindow, dim: int, shape: Shape) -> bool:
@@ -414,42 +413,41 @@ class Work:
         return self.products + self.vector
 
 
-def work_of(block: Any, known: dict[Any, Known], grid: tuple[int, ...]) -> Work:
-    """The work of a body over its grid; known: its arguments. A bound of the grid that the program computes counts as
-    1."""
-    counter = _Counter(IntegerValues(known))
+def work_of(block: Any, arguments: dict[Any, Integer], grid: tuple[int, ...]) -> Work:
+    """The work of a body over its grid. A bound of the grid that the program computes counts as 1."""
+    counter = _Counter(IntegerValues(arguments))
     counter.block(block, 1.0, 1.0)
     if not counter.integers.complete:
         counter.assumed["it skipped no step: its grid is too large to look at each"] = None
     steps = prod(n for n in grid if n != DYNAMIC)
-    done, whole = counter.flops, counter.whole
+    done, unskipped = counter.flops, counter.unskipped
     return Work(
         counter.products * steps,
         (done - counter.products) * steps,
-        1.0 - done / whole if whole else 0.0,
+        1.0 - done / unskipped if unskipped else 0.0,
         tuple(counter.assumed),
     )
 
 
 class _Counter:
-    """Sums the arithmetic of one step, averaged over all steps. whole: without skipped branches."""
+    """Sums the arithmetic of one step, averaged over all steps. unskipped: as if no branch were skipped."""
 
     def __init__(self, integers: IntegerValues) -> None:
         self.integers = integers
         self.assumed: dict[str, None] = {}
-        self.products = self.flops = self.whole = 0.0
+        self.products = self.flops = self.unskipped = 0.0
 
-    def block(self, block: Any, times: float, whole: float) -> None:
+    def block(self, block: Any, times: float, unskipped_times: float) -> None:
         for view in block.operations:
             operation = view.operation
             name = short_name(operation)
             if len(operation.regions) == 0:
-                self._count(operation, name, times, whole)
+                self._count(operation, name, times, unskipped_times)
                 continue
             for part, region in zip(self._parts(operation, name), operation.regions, strict=False):
-                taken, all_steps = part
+                runs, unskipped_runs = part
                 for inner in region.blocks:
-                    self.block(inner, times * taken, whole * all_steps)
+                    self.block(inner, times * runs, unskipped_times * unskipped_runs)
 
     def _parts(self, operation: Any, name: str) -> list[tuple[float, float]]:
         """For each region of an operation, its runs per run of the operation; and its runs if no branch on grid indices
@@ -459,8 +457,8 @@ class _Counter:
             other = len(operation.regions) > 1 and any(len(b.operations) > 1 for b in operation.regions[1].blocks)
             if values is None:
                 return [(0.5, 0.5)] * 2 if other else [(1.0, 1.0)] * 2
-            taken = float(np.mean(values != 0))
-            return [(taken, taken if other else 1.0), (1.0 - taken, 1.0 - taken)]
+            fraction = float(np.mean(values != 0))
+            return [(fraction, fraction if other else 1.0), (1.0 - fraction, 1.0 - fraction)]
         if name == "scf.for" and len(operation.operands) >= 3:
             bounds = [self.integers.values(operand) for operand in list(operation.operands)[:3]]
             start, end, step = bounds
@@ -471,7 +469,7 @@ class _Counter:
             self.assumed["its loops of unknown length ran once"] = None
         return [(1.0, 1.0)] * len(operation.regions)
 
-    def _count(self, operation: Any, name: str, times: float, whole: float) -> None:
+    def _count(self, operation: Any, name: str, times: float, unskipped_times: float) -> None:
         if len(operation.results) != 1:
             return
         elements = _elements(operation.results[0].type)
@@ -485,7 +483,7 @@ class _Counter:
         else:
             return
         self.flops += flops * times
-        self.whole += flops * whole
+        self.unskipped += flops * unskipped_times
 
 
 def _elements(kind: Any) -> float:
@@ -513,7 +511,7 @@ PREFIX = "stable_mosaic."
 MOST_VALUES = 1 << 25
 
 
-class Known(NamedTuple):
+class Integer(NamedTuple):
     """An integer of a kernel: the grid axes that it depends on, and its values, which broadcast to the grid; None if
     unknown. For an array in scalar memory, the values are its elements."""
 
@@ -526,7 +524,7 @@ def short_name(operation: Any) -> str:
     return str(operation.name).removeprefix(PREFIX)
 
 
-def grid_indices(grid: tuple[int, ...]) -> list[Known]:
+def grid_indices(grid: tuple[int, ...]) -> list[Integer]:
     """[axes] the indices of a grid, each along its own dimension. Raises `KernelError` if an axis is too long."""
     if max(grid, default=0) > MOST_VALUES:
         raise KernelError(f"an axis of its grid has more than {MOST_VALUES:,} steps")
@@ -535,7 +533,7 @@ def grid_indices(grid: tuple[int, ...]) -> list[Known]:
         shape = [1] * len(grid)
         shape[axis] = -1
         values = np.arange(size, dtype=np.int64).reshape(shape) if size != DYNAMIC else None
-        indices.append(Known(frozenset([axis]), values))
+        indices.append(Integer(frozenset([axis]), values))
     return indices
 
 
@@ -543,15 +541,15 @@ class IntegerValues:
     """The integers of a kernel, computed when they are asked for.
 
     Args:
-        known: values from outside (arguments of blocks).
+        outside: arguments of the kernel.
 
     Attributes:
         complete: False if a value that was asked for is unknown because it would have too many elements.
     """
 
-    def __init__(self, known: dict[Any, Known]) -> None:
-        self._axes = {handle: value.axes for handle, value in known.items()}
-        self._values = {handle: value.values for handle, value in known.items()}
+    def __init__(self, outside: dict[Any, Integer]) -> None:
+        self._axes = {handle: integer.axes for handle, integer in outside.items()}
+        self._values = {handle: integer.values for handle, integer in outside.items()}
         self._room = MOST_VALUES
         self.complete = True
 

@@ -94,10 +94,10 @@ def _of_ragged(_: str, main: Any) -> Parameters:
 
 def _of_tpu_inference(name: str, _: Any) -> Parameters:
     """The name tells the sizes of blocks. The limit is no part of a body; without one, the package asks the TPU."""
-    said = re.match(r"RPA[dm]-p_\d+-bq_(\d+)_(\d+)-bkv_(\d+)_(\d+)(?:-sw_(\d+))?$", name)
-    if said is None:
+    match = re.match(r"RPA[dm]-p_\d+-bq_(\d+)_(\d+)-bkv_(\d+)_(\d+)(?:-sw_(\d+))?$", name)
+    if match is None:
         raise KeyError(name)
-    queries, queries_at_once, keys, keys_at_once, window = (int(text or 0) for text in said.groups())
+    queries, queries_at_once, keys, keys_at_once, window = (int(text or 0) for text in match.groups())
     blocks = queries, keys, queries_at_once, keys_at_once
     parameters = {"d_block_sizes": blocks, "m_block_sizes": blocks, "vmem_limit_bytes": 1 << 26}
     return {**parameters, "sliding_window": window} if window else parameters
@@ -108,15 +108,15 @@ KERNELS = (
     *(
         PagedKernel(
             "paged_flash_attention_kernel*",
-            f"([b], [b*p], [_], [_], [b, k*u*g, {one}d], [k*u, n, s, d], [k*u, n, s, d])->"
-            f"([b, k*u*g, {one}d], [b, k*u*g, {one}_], [b, k*u*g, {one}_]) need_replication={{u, g, p, n, s, d}}",
+            f"([b], [b*p], [_], [_], [b, k*u*g, {ones}d], [k*u, n, s, d], [k*u, n, s, d])->"
+            f"([b, k*u*g, {ones}d], [b, k*u*g, {ones}_], [b, k*u*g, {ones}_]) need_replication={{u, g, p, n, s, d}}",
             f"{_PALLAS}.paged_attention",
             "paged_attention",
             "4: b, k*g, d; 5: k, n, s, d; 6: k, n, s, d; 0: b; 1: b, p",
             _of_pages,
             ("mask_value", "attn_logits_soft_cap"),
         )
-        for one in ("", "_, ")  # groups of fewer than 8 heads have a dimension more
+        for ones in ("", "_, ")  # groups of fewer than 8 heads have a dimension of size 1 more
     ),
     PagedKernel(
         "ragged_paged_attention_kernel",
@@ -171,12 +171,12 @@ def read_paged(
     """
     for kernel, sizes in _fitting(name, operands, results):
         b, p, k, v, g, q, s, d = (sizes.get(letter, int(letter in "vq")) for letter in "bpkvgqsd")
-        tokens, made = sizes.get("t", b), kernel.rule.results
+        tokens, result_dims = sizes.get("t", b), kernel.rule.results
         scores = float(tokens * k * v * g * q * p * s)
         used, moved = min(1.0, b * p / sizes["n"]), 0.0
         for dims, value in zip(kernel.rule.operands or (), operands, strict=True):
             moved += value.bytes * (used if ("n",) in dims else 1.0)
-        for dims, value in zip(made, results, strict=True):
+        for dims, value in zip(result_dims, results, strict=True):
             moved += 0.0 if ("n",) in dims else value.bytes  # in pages, a row for each token
         if name.startswith("RPA") and (name.startswith("RPAd") != (tokens == b) or name.startswith("RPAp")):
             scores = moved = 0.0
@@ -245,11 +245,11 @@ def _parameters(kernel: PagedKernel, name: str, config: Any, sizes: Sizes, opera
         parameters = {**shown, **unlikely, VERSION: version}
         trial = _lines(parse_body(_lowered(kernel, name, parameters, sizes, operands)))
         for k, (ours, theirs) in enumerate(zip(trial, lines, strict=False)):
-            said, number = _FLOAT.search(ours), _FLOAT.search(theirs)
-            for one, value in unlikely.items():
-                if said and number and _number(said[1]) == value:
-                    parameters[one] = _number(number[1])
-                    trial[k] = ours.replace(said[1], number[1])
+            match, number = _FLOAT.search(ours), _FLOAT.search(theirs)
+            for parameter, value in unlikely.items():
+                if match and number and _number(match[1]) == value:
+                    parameters[parameter] = _number(number[1])
+                    trial[k] = ours.replace(match[1], number[1])
         if trial == lines:
             return parameters
     raise KernelError(f"the installed {kernel.package} does not lower {kernel.function} to this body")
@@ -284,12 +284,12 @@ def _lowered(
         jax.config.update("jax_platforms", "cpu")  # no device is needed, and none is to be claimed
     shapes = []
     for number, dims in kernel.arguments:
-        shape = tuple(prod(sizes[one] for one in dim.split("*")) for dim in dims if dim) or operands[number].shape
+        shape = tuple(prod(sizes[n] for n in dim.split("*")) for dim in dims if dim) or operands[number].shape
         shapes.append(jax.ShapeDtypeStruct(shape, dtype_of(operands[number].dtype)))
-    given, top = dict(parameters), kernel.package.partition(".")[0]
+    remaining, top = dict(parameters), kernel.package.partition(".")[0]
     device = jax.sharding.AbstractDevice(_DEVICE, 1, "tpu")
     try:
-        function = partial(getattr(_module(kernel.package, given.pop(VERSION)), kernel.function), **given)
+        function = partial(getattr(_module(kernel.package, remaining.pop(VERSION)), kernel.function), **remaining)
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
             traced = jax.jit(function).trace(*shapes)
             if trial:
@@ -298,7 +298,7 @@ def _lowered(
             if call is None:
                 raise KernelError(f"{kernel.function} of {kernel.package} does not call it")
             alone = jax.jit(partial(call.primitive.bind, **call.params))
-            arrays = (jax.ShapeDtypeStruct(one.aval.shape, one.aval.dtype) for one in call.invars)
+            arrays = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in call.invars)
             lowered = alone.trace(*arrays).lower(lowering_platforms=("tpu",))
     except ModuleNotFoundError as error:
         install = f"pip install --no-deps {top}, or call it in shard_map"
@@ -310,7 +310,7 @@ def _lowered(
     ) as error:  # fmt: skip
         raise KernelError(str(error).partition("\n")[0] or type(error).__name__) from None
     calls = walk_ops(lowered.compiler_ir(), "stablehlo.custom_call")
-    kernels = (one for one in calls if ir.StringAttr(one.attributes["call_target_name"]).value == TARGET)
+    kernels = (call for call in calls if ir.StringAttr(call.attributes["call_target_name"]).value == TARGET)
     return config_of(ir.StringAttr(next(kernels).attributes["backend_config"]).value)
 
 
@@ -333,14 +333,18 @@ def _module(name: str, version: int) -> Any:
     if not version:
         return importlib.import_module(name)
     top = name.partition(".")[0]
-    users_own = {one: sys.modules.pop(one) for one in [*sys.modules] if one.partition(".")[0] == top}
+
+    def taken_out() -> dict[str, Any]:
+        """The package's modules, which are removed from those that are imported."""
+        return {module: sys.modules.pop(module) for module in [*sys.modules] if module.partition(".")[0] == top}
+
+    users_own = taken_out()
     try:
         if spec := importlib.util.find_spec(top):
             sys.modules[top] = importlib.util.module_from_spec(spec)
         module: Any = importlib.import_module(name)
     finally:
-        for one in [one for one in sys.modules if one.partition(".")[0] == top]:
-            del sys.modules[one]
+        taken_out()
         sys.modules.update(users_own)
     module.get_tpu_version = lambda: version
     return module

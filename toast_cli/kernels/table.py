@@ -45,14 +45,14 @@ class UserKernel:
     """A user's entry for kernels whose name, or target, matches a pattern.
 
     Attributes:
-        operands, results: [dimensions] names of each dimension's factors; None without a rule. whole: unsharded
-            factors. flops, bytes: expressions, "" if not given. where: place in the file.
+        operands, results: [dimensions] names of each dimension's factors; None without a rule. unsharded: factors that
+            are not split. flops, bytes: expressions, "" if not given. where: place in the file.
     """
 
     pattern: str
     operands: tuple[tuple[Names, ...], ...] | None
     results: tuple[tuple[Names, ...], ...]
-    whole: frozenset[str]
+    unsharded: frozenset[str]
     flops: str
     bytes: str
     where: str
@@ -71,40 +71,50 @@ def _entry(entry: YamlValue) -> UserKernel:
     keys = entry.section("name", "rule", "flops", "bytes")
     if "name" not in keys or len(keys) < 2:
         raise entry.error("a kernel needs a name, and a rule or flops", f"e.g. name: mine, rule: '{EXAMPLE}'")
-    operands, results, whole = _parsed(keys["rule"]) if "rule" in keys else (None, (), frozenset[str]())
-    known = {name for dims in (*(operands or ()), *results) for names in dims for name in names}
-    said = {key: keys[key].scalar("an expression") if key in keys else "" for key in ("flops", "bytes")}
-    for key, text in said.items():
+    operands, results, unsharded = _parsed(keys["rule"]) if "rule" in keys else (None, (), frozenset[str]())
+    factors = {name for dims in (*(operands or ()), *results) for names in dims for name in names}
+    expressions = {key: keys[key].scalar("an expression") if key in keys else "" for key in ("flops", "bytes")}
+    for key, text in expressions.items():
         if text:
             try:
-                evaluate(text, dict.fromkeys(known, 1.0))
+                evaluate(text, dict.fromkeys(factors, 1.0))
             except ValueError as error:
                 raise keys[key].error(
                     f"{key}: {error}", "use names of the rule, numbers, + - * / ( ) min max"
                 ) from None
     return UserKernel(
-        keys["name"].scalar("a name"), operands, results, whole, said["flops"], said["bytes"], entry.where
+        keys["name"].scalar("a name"),
+        operands,
+        results,
+        unsharded,
+        expressions["flops"],
+        expressions["bytes"],
+        entry.where,
     )
 
 
 def _parsed(entry: YamlValue) -> tuple[tuple[tuple[Names, ...], ...], tuple[tuple[Names, ...], ...], frozenset[str]]:
     text = entry.scalar("a rule")
-    found = _RULE.fullmatch(text.strip()) if len(text) <= MOST_TEXT else None
-    if found is None or any(_ARRAY.sub("", side).strip(", ") for side in found.groups()[:2]):
+    match = _RULE.fullmatch(text.strip()) if len(text) <= MOST_TEXT else None
+    if match is None or any(_ARRAY.sub("", side).strip(", ") for side in match.groups()[:2]):
         raise entry.error("the rule cannot be read", f"write it as {EXAMPLE}")
     operands, results = (
         tuple(
             tuple(_names(entry, dim) for dim in dims.split(",")) if dims.strip() else ()
             for dims in _ARRAY.findall(side)
         )
-        for side in found.groups()[:2]
+        for side in match.groups()[:2]
     )
-    read, made = ({n for dims in side for names in dims for n in names} for side in (operands, results))
-    stated = {name.strip() for name in (found[3] or "").split(",") if name.strip()}
-    unknown = sorted(stated - read - made)
+    operand_names, result_names = (
+        {n for dims in side for names in dims for n in names} for side in (operands, results)
+    )
+    stated = {name.strip() for name in (match[3] or "").split(",") if name.strip()}
+    unknown = sorted(stated - operand_names - result_names)
     if unknown:
-        raise entry.error(f"the rule has no dimension {unknown[0]!r}", f"it has {', '.join(sorted(read | made))}")
-    return operands, results, frozenset(stated | (read ^ made))
+        raise entry.error(
+            f"the rule has no dimension {unknown[0]!r}", f"it has {', '.join(sorted(operand_names | result_names))}"
+        )
+    return operands, results, frozenset(stated | (operand_names ^ result_names))
 
 
 def _names(entry: YamlValue, dim: str) -> Names:
@@ -119,7 +129,7 @@ def _names(entry: YamlValue, dim: str) -> Names:
 
 def find(kernels: list[UserKernel], *names: str) -> UserKernel | None:
     """The first entry whose pattern matches one of the names."""
-    return next((one for one in kernels if any(name and fnmatchcase(name, one.pattern) for name in names)), None)
+    return next((entry for entry in kernels if any(name and fnmatchcase(name, entry.pattern) for name in names)), None)
 
 
 def sizes_of(
@@ -140,11 +150,11 @@ def sizes_of(
             raise _misfit(kernel, name, f"has an array {value} where the rule has {len(array)} dimensions")
         pairs += zip(array, value.shape, strict=True)
     for names, size in sorted(pairs, key=lambda pair: len({*pair[0]} - {*sizes})):  # the fewest unknown names first
-        open_names = [one for one in names if one not in sizes]
-        known = prod(sizes[one] for one in names if one in sizes)
-        if len(open_names) == 1 and known and size % known == 0:
-            sizes[open_names[0]] = size // known
-        elif open_names or (names and known != size):
+        open_names = [factor for factor in names if factor not in sizes]
+        product = prod(sizes[factor] for factor in names if factor in sizes)
+        if len(open_names) == 1 and product and size % product == 0:
+            sizes[open_names[0]] = size // product
+        elif open_names or (names and product != size):
             raise _misfit(kernel, name, f"has a dimension of {size} elements where the rule has {'*'.join(names)}")
     return sizes
 
@@ -157,30 +167,30 @@ def _misfit(kernel: UserKernel, name: str, what: str) -> InputError:
 
 def rule_of(kernel: UserKernel, sizes: dict[str, int], operands: list[Value], results: list[Value]) -> Rule | None:
     """The rule; None if nothing can be split."""
-    if kernel.operands is None or all(size == 1 for name, size in sizes.items() if name not in kernel.whole):
+    if kernel.operands is None or all(size == 1 for name, size in sizes.items() if name not in kernel.unsharded):
         return None
     numbers: dict[str, int] = {}
     counts: list[int] = []
-    whole: set[int] = set()
+    unsharded: set[int] = set()
 
     def factors(dims: tuple[Names, ...], value: Value) -> ValueFactors:
-        found = []
+        factored = []
         for names, size in zip(dims, value.shape, strict=True):
             # Shardy has factors of size 1 only where a dimension has no other.
-            for name in (own := tuple(one for one in names if sizes[one] > 1) or names[:1]):
+            for name in (own := tuple(factor for factor in names if sizes[factor] > 1) or names[:1]):
                 if name not in numbers:
                     numbers[name] = len(counts)
                     counts.append(sizes[name])
             if not names:
-                whole.add(len(counts))
+                unsharded.add(len(counts))
                 counts.append(size)
-            found.append(tuple(numbers[name] for name in own) or (len(counts) - 1,))
-        return tuple(found)
+            factored.append(tuple(numbers[name] for name in own) or (len(counts) - 1,))
+        return tuple(factored)
 
-    read = tuple(factors(dims, value) for dims, value in zip(kernel.operands, operands, strict=True))
-    made = tuple(factors(dims, value) for dims, value in zip(kernel.results, results, strict=True))
-    whole |= {numbers[name] for name in kernel.whole if name in numbers}
-    return Rule(tuple(counts), read, made, frozenset(), frozenset(whole))
+    of_operands = tuple(factors(dims, value) for dims, value in zip(kernel.operands, operands, strict=True))
+    of_results = tuple(factors(dims, value) for dims, value in zip(kernel.results, results, strict=True))
+    unsharded |= {numbers[name] for name in kernel.unsharded if name in numbers}
+    return Rule(tuple(counts), of_operands, of_results, frozenset(), frozenset(unsharded))
 
 
 def suggestion(name: str, operands: list[Value], results: list[Value]) -> str:

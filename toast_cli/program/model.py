@@ -334,11 +334,11 @@ def once(function: Callable[Concatenate[Subject, Facts], T]) -> Callable[Concate
 
     @wraps(function)
     def remembered(subject: Subject, /, *facts: Facts.args, **named: Facts.kwargs) -> T:
-        known = subject.__dict__.setdefault(name, {})  # where `cached_property` keeps its own
+        memo = subject.__dict__.setdefault(name, {})  # where `cached_property` keeps its own
         key = facts, tuple(named.items())
-        if key not in known:
-            known[key] = function(subject, *facts, **named)
-        answer: T = known[key]
+        if key not in memo:
+            memo[key] = function(subject, *facts, **named)
+        answer: T = memo[key]
         return answer
 
     return remembered
@@ -379,20 +379,20 @@ class Program:
     @cached_property
     def producer(self) -> list[int]:
         """[values] number of the op that defines each value."""
-        found = [-1] * len(self.values)
+        producers = [-1] * len(self.values)
         for number, op in enumerate(self.ops):
             for value in op.results:
-                found[value] = number
-        return found
+                producers[value] = number
+        return producers
 
     @cached_property
     def users(self) -> list[list[tuple[int, int]]]:
         """[values] (op number, operand position) of each use, in program order."""
-        found: list[list[tuple[int, int]]] = [[] for _ in self.values]
+        uses: list[list[tuple[int, int]]] = [[] for _ in self.values]
         for number, op in enumerate(self.ops):
             for position, value in enumerate(op.operands):
-                found[value].append((number, position))
-        return found
+                uses[value].append((number, position))
+        return uses
 
     @cached_property
     def flops(self) -> float:

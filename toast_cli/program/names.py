@@ -108,13 +108,13 @@ def with_dimension_names(program: Program, given: tuple[str, ...]) -> Program:
         pattern, names = parse_names(text)
         labels = [a.label for a in arguments]
         ending = {k for k, label in enumerate(labels) if f"/{slash_path(label)}".endswith(f"/{pattern}")}
-        found = sorted(ending.union(matching(pattern, labels)))
-        if not found:
+        numbers = sorted(ending.union(matching(pattern, labels)))
+        if not numbers:
             nearest = nearest_paths(pattern, labels)
             raise UsageError(
                 f"no argument matches {pattern!r}", where=_OPTION, hint=f"the nearest arguments are {nearest}"
             )
-        for k in found:
+        for k in numbers:
             rank = len(program.values[arguments[k].value].shape)
             if len(names) > rank:
                 name = shown_path(arguments[k].label, k)
@@ -149,8 +149,8 @@ _STEP = re.compile(r"\['((?:[^'\\]|\\.)*)'\]|\[\"([^\"]*)\"\]|\[(\d+)\]|\.([A-Za
 
 def root_of(path: str) -> str:
     """The parameter's name, or "" if the path begins otherwise."""
-    found = _ROOT.match(path)
-    return found.group() if found else ""
+    match = _ROOT.match(path)
+    return match.group() if match else ""
 
 
 def below_root(path: str) -> str:
@@ -158,11 +158,11 @@ def below_root(path: str) -> str:
     return path[len(root_of(path)) :]
 
 
-def tree_of(paths: Sequence[str], leaves: Sequence[Any], known: dict[frozenset[str], Any]) -> Any:
+def tree_of(paths: Sequence[str], leaves: Sequence[Any], definitions: dict[frozenset[str], Any]) -> Any:
     """The leaves arranged in the tree of their paths (without a root): tuples for positions, dictionaries for names.
 
     Args:
-        known: relative paths of a tree's leaves -> its jax PyTreeDef and the order of these paths; a subtree with
+        definitions: relative paths of a tree's leaves -> its jax PyTreeDef and the order of these paths; a subtree with
             exactly these leaves gets that structure, so that a carried train state is returned in its original type.
     """
     import jax
@@ -172,9 +172,9 @@ def tree_of(paths: Sequence[str], leaves: Sequence[Any], known: dict[frozenset[s
     if len(set(paths)) < len(paths) or not all(paths):
         return tuple(leaves)
     by_path = dict(zip(paths, leaves, strict=True))
-    found = known.get(frozenset(paths))
-    if found is not None:
-        definition, order = found
+    structure = definitions.get(frozenset(paths))
+    if structure is not None:
+        definition, order = structure
         return jax.tree.unflatten(definition, [by_path[path] for path in order])
     branches: dict[str | int, tuple[list[str], list[Any]]] = {}
     for path, leaf in by_path.items():
@@ -185,7 +185,7 @@ def tree_of(paths: Sequence[str], leaves: Sequence[Any], known: dict[frozenset[s
         branches.setdefault(key, ([], []))
         branches[key][0].append(path[step.end() :])
         branches[key][1].append(leaf)
-    parts = {key: tree_of(*found, known) for key, found in branches.items()}
+    parts = {key: tree_of(*branch, definitions) for key, branch in branches.items()}
     if sorted(map(str, parts)) == sorted(map(str, range(len(parts)))):
         return tuple(parts[k] for k in range(len(parts)))
     return parts
@@ -195,9 +195,9 @@ def subtrees(tree: Any) -> dict[frozenset[str], Any]:
     """Relative leaf paths of a tree -> its PyTreeDef and the order of the paths, for `tree_of`."""
     import jax
 
-    found = jax.tree_util.tree_flatten_with_path(tree)
-    paths = [jax.tree_util.keystr(path) for path, _ in found[0]]
-    return {frozenset(paths): (found[1], paths)} if paths and "" not in paths else {}
+    flattened = jax.tree_util.tree_flatten_with_path(tree)
+    paths = [jax.tree_util.keystr(path) for path, _ in flattened[0]]
+    return {frozenset(paths): (flattened[1], paths)} if paths and "" not in paths else {}
 
 
 # ---------------------------------------------------------------- pins

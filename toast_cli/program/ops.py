@@ -325,14 +325,14 @@ chlo.zeta                           elementwise transcendental polynomial
 
 def _read_rows() -> dict[str, OpKind]:
     words = {field.name for field in fields(OpKind)} - {"name"}
-    found: dict[str, OpKind] = {}
+    kinds: dict[str, OpKind] = {}
     for line in _ROWS.split("\n"):
         if not line:
             continue
         name, *row = line.split()
-        assert name not in found and words.issuperset(row), line
-        found[name] = OpKind(name, **dict.fromkeys(row, True))
-    return found
+        assert name not in kinds and words.issuperset(row), line
+        kinds[name] = OpKind(name, **dict.fromkeys(row, True))
+    return kinds
 
 
 OP_KINDS = _read_rows()

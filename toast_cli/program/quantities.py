@@ -64,8 +64,8 @@ def format_flops(flops: float) -> str:
 
 def format_count(count: float) -> str:
     """`9,205`; `0.5` for an op that runs every other time."""
-    whole = round(count)
-    return f"{whole:,}" if whole and abs(count - whole) < 0.01 * count else f"{count:,.2g}"
+    rounded = round(count)
+    return f"{rounded:,}" if rounded and abs(count - rounded) < 0.01 * count else f"{count:,.2g}"
 
 
 def format_price(amount: float) -> str:
@@ -124,7 +124,7 @@ def shorten_location(location: str, room: int) -> str:
     place, passes, path = split_location(location)
     parts = path.split("/")
     shorter = [join_location(place, passes, "/".join(["…", *parts[first:]])) for first in range(1, len(parts))]
-    return next((one for one in shorter if len(one) <= room), join_location(place, passes, ""))
+    return next((text for text in shorter if len(text) <= room), join_location(place, passes, ""))
 
 
 def type_bytes(array_type: str) -> int:
@@ -205,8 +205,8 @@ def _fold_family(entries: Sequence[NamedArray], family: Sequence[int]) -> list[F
     while pending:
         members = pending.pop()
         present = _places(numbers[member] for member in members)
-        matching = sum(_matches(found, present) for found in numbers.values())
-        varying = [place for place, found in enumerate(present) if len(found) > 1]
+        matching = sum(_matches(name_numbers, present) for name_numbers in numbers.values())
+        varying = [place for place, values in enumerate(present) if len(values) > 1]
         if matching == len(members) or not varying:
             rows.append(Folded(_pattern(entries[members[0]].name, present, everywhere), tuple(members)))
         else:
@@ -262,7 +262,7 @@ def _split(members: Sequence[int], numbers: dict[int, Numbers], place: int) -> l
 
 
 def _numbers(name: str) -> Numbers:
-    return tuple(int(found) for found in _NUMBER.findall(name))
+    return tuple(int(digits) for digits in _NUMBER.findall(name))
 
 
 def _places(numbers: Iterable[Numbers]) -> list[set[int]]:
@@ -276,7 +276,7 @@ def _matches(numbers: Numbers, present: Sequence[set[int]]) -> bool:
 
 def _pattern(name: str, present: Sequence[set[int]], everywhere: Sequence[set[int]]) -> str:
     """`name` with each number that varies among the members replaced by the members' values."""
-    spans = iter([_span(found, whole) for found, whole in zip(present, everywhere, strict=True)])
+    spans = map(_span, present, everywhere)
     return _NUMBER.sub(lambda matched: next(spans) or matched.group(), name)
 
 

@@ -63,11 +63,11 @@ def argument_roles(program: Program) -> tuple[tuple[str, ...], tuple[int, ...]]:
     sides = _sides_of_products(program)
     updates = _updates(program, sides)
     carried = _carried(program, sides, updates)
-    known = _known(program, sides, carried, updates)
+    evidence = _own_evidence(program, sides, carried, updates)
     if carried:
-        known = {n: role for n, role in known.items() if not _among_data(program, n, known, carried)}
+        evidence = {n: role for n, role in evidence.items() if not _among_data(program, n, evidence, carried)}
     otherwise = [STATE if number in carried else INPUTS for number in range(len(program.arguments))]
-    roles = _spread(program, known, otherwise)
+    roles = _spread(program, evidence, otherwise)
     return ROLES, tuple(ROLES.index(role) for role in roles)
 
 
@@ -78,24 +78,24 @@ def carried_results(program: Program) -> tuple[int, ...]:
     user's tree, without the parameter's name. If no result is known to reuse a buffer and names do not match, results
     are in the order of the arguments that they replace.
     """
-    found = [argument.aliased_result for argument in program.arguments]
-    taken = {number for number in found if number >= 0}
+    replaced_by = [argument.aliased_result for argument in program.arguments]
+    aliased = {number for number in replaced_by if number >= 0}
     by_place: dict[tuple[str, object], list[int]] = defaultdict(list)
     for n, argument in enumerate(program.arguments):
         by_place["".join(argument_path(program, n)[1:]), program.values[argument.value]].append(n)
-    open_results = (k for k in range(len(program.results)) if k not in taken)
+    open_results = (k for k in range(len(program.results)) if k not in aliased)
     for k in open_results:
         path, value = COMPONENT.findall(program.results[k].path), program.results[k].value
         tails = ("".join(path[start:]) for start in range(1, len(path)))
         likely = next((by_place[t, program.values[value]] for t in tails if (t, program.values[value]) in by_place), [])
-        if any(found[n] < 0 for n in likely):
+        if any(replaced_by[n] < 0 for n in likely):
             updated = _updated(program, value)
-            source = next((n for n in likely if found[n] < 0 and program.arguments[n].value in updated), -1)
+            source = next((n for n in likely if replaced_by[n] < 0 and program.arguments[n].value in updated), -1)
             if source >= 0:
-                found[source] = k
-    for k, n in _in_order(program, found):
-        found[n] = k
-    return tuple(found)
+                replaced_by[source] = k
+    for k, n in _in_order(program, replaced_by):
+        replaced_by[n] = k
+    return tuple(replaced_by)
 
 
 def with_donated_buffers(program: Program) -> Program:
@@ -130,19 +130,19 @@ def undonated(program: Program) -> list[int]:
     return [n for n, k in enumerate(carried_results(program)) if k >= 0]
 
 
-def _in_order(program: Program, found: list[int]) -> Iterator[tuple[int, int]]:
+def _in_order(program: Program, replaced_by: list[int]) -> Iterator[tuple[int, int]]:
     """(result, argument) pairs of a step that does not say which results reuse buffers: the first unmatched argument of
-    its type that the result updates, a donated one if any is. found: [arguments] the results that are known."""
+    its type that the result updates, a donated one if any is. replaced_by: [arguments] the results that are known."""
     donated = {n for n, argument in enumerate(program.arguments) if argument.donated}
-    if donated and all(found[n] >= 0 for n in donated):
+    if donated and all(replaced_by[n] >= 0 for n in donated):
         return
     sides = _sides_of_products(program)
     updates = _updates(program, sides)
     handed_on = _carried(program, sides, updates) | _overwritten(program)
-    known, replaced = {*found}, {n for n, k in enumerate(found) if k >= 0}
+    matched, replaced = {*replaced_by}, {n for n, k in enumerate(replaced_by) if k >= 0}
     for k, arguments in updates.items():
         kind = program.values[program.results[k].value]
-        for n in sorted((arguments & (donated or handed_on)) - replaced) if k not in known else ():
+        for n in sorted((arguments & (donated or handed_on)) - replaced) if k not in matched else ():
             if program.values[program.arguments[n].value] == kind:
                 replaced.add(n)
                 yield k, n
@@ -181,17 +181,17 @@ def _updates(program: Program, sides: list[tuple[int, ...]]) -> dict[int, set[in
     """
     number = {argument.value: n for n, argument in enumerate(program.arguments)}
     donated = {n for n, argument in enumerate(program.arguments) if argument.donated}
-    found: dict[int, set[int]] = {}
+    updates: dict[int, set[int]] = {}
     for k, result in enumerate(program.results):
         arguments = {number[v] for v in _updated(program, result.value) if v in number}
         if arguments:
-            found[k] = arguments
-    updated = set().union(*found.values()) | donated
-    data = {pair[0] for pair in sides if len(pair) == 2 and pair[1] not in updated} - donated
-    learned = {n for found in sides if len(found) == 1 for n in found} & updated - data - _overwritten(program)
+            updates[k] = arguments
+    updated = set().union(*updates.values()) | donated
+    data = {side[0] for side in sides if len(side) == 2 and side[1] not in updated} - donated
+    learned = {n for side in sides if len(side) == 1 for n in side} & updated - data - _overwritten(program)
     if learned:
-        return found
-    return {k: arguments - data for k, arguments in found.items() if arguments - data}
+        return updates
+    return {k: arguments - data for k, arguments in updates.items() if arguments - data}
 
 
 def _carried(program: Program, sides: list[tuple[int, ...]], updates: dict[int, set[int]]) -> set[int]:
@@ -200,11 +200,11 @@ def _carried(program: Program, sides: list[tuple[int, ...]], updates: dict[int, 
     A buffer donated as scratch (a donated batch) is not carried: it aliases no result, while other arguments do.
     """
     updated: set[int] = set().union(*updates.values())
-    if not updated & {n for found in sides for n in found}:
+    if not updated & {n for side in sides for n in side}:
         updated = set()
     aliased = any(argument.aliased_result >= 0 for argument in program.arguments)
-    given = {n for n, a in enumerate(program.arguments) if a.donated and (a.aliased_result >= 0 or not aliased)}
-    return given | updated
+    donated = {n for n, a in enumerate(program.arguments) if a.donated and (a.aliased_result >= 0 or not aliased)}
+    return donated | updated
 
 
 def _updated(program: Program, result: int) -> set[int]:
@@ -244,38 +244,38 @@ def _sources(op: Op) -> Sequence[int]:
 # ---------------------------------------------------------------- evidence of single arguments
 
 
-def _known(
+def _own_evidence(
     program: Program, sides: list[tuple[int, ...]], carried: set[int], updates: dict[int, set[int]]
 ) -> dict[int, str]:
     """Argument number -> role, for arguments with evidence of their own."""
-    read = {n for found in sides for n in found}
+    read = {n for side in sides for n in side}
     updated: set[int] = set().union(*updates.values())
     needed = _needed_elsewhere(program, carried, updates)
     whole_numbers = {n for n, a in enumerate(program.arguments) if _counts(program.values[a.value].dtype)}
     # A carried argument that is no update itself, and is multiplied with an updated weight, is a recurrence's hidden
     # state.
-    hidden = {n for found in sides if updated.intersection(found) for n in found if n in carried} - updated
+    hidden = {n for side in sides if updated.intersection(side) for n in side if n in carried} - updated
     other_state = carried & (whole_numbers | _overwritten(program) | hidden)
     replacement = carried_results(program)
-    known: dict[int, str] = {}
+    evidence: dict[int, str] = {}
     for n in carried:
         value = program.values[program.arguments[n].value]
         if n in other_state:
-            known[n] = STATE
+            evidence[n] = STATE
         elif needed is not None and n not in needed:
             # An argument whose update only uses arguments that no result depends on is a weight that nothing reads.
             others = updates.get(replacement[n], set()) - {n}
             if not others or others & needed:
-                known[n] = STATE
+                evidence[n] = STATE
         elif n in read or (needed is not None and n in updated and value.shape):
-            known[n] = WEIGHTS
+            evidence[n] = WEIGHTS
         elif value.shape:
-            known[n] = STATE
-    trained = {n for n, role in known.items() if role == WEIGHTS} if needed is not None else carried - other_state
+            evidence[n] = STATE
+    trained = {n for n, role in evidence.items() if role == WEIGHTS} if needed is not None else carried - other_state
     weights, data = weights_and_data(program, trained, whole_numbers - carried | other_state)
-    known.update((n, INPUTS) for n in data - carried)
-    known.update((n, WEIGHTS) for n in weights - carried)
-    return known
+    evidence.update((n, INPUTS) for n in data - carried)
+    evidence.update((n, WEIGHTS) for n in weights - carried)
+    return evidence
 
 
 def _counts(dtype: str) -> bool:
@@ -283,13 +283,13 @@ def _counts(dtype: str) -> bool:
     return dtype.startswith(("i", "ui")) and dtype not in ("i8", "i4", "i2", "ui8", "ui4", "ui2")
 
 
-def _among_data(program: Program, number: int, known: dict[int, str], carried: set[int]) -> bool:
+def _among_data(program: Program, number: int, evidence: dict[int, str], carried: set[int]) -> bool:
     """Whether an argument that products read like a weight is in fact an array of the batch: a mask, coordinates.
 
     It is not carried while others are, and an input in the same subtree has the same leading dimension.
     """
     around = argument_path(program, number)[:-1]
-    if number in carried or known[number] != WEIGHTS or not around:
+    if number in carried or evidence[number] != WEIGHTS or not around:
         return False
 
     def elements(n: int) -> tuple[int, ...]:
@@ -297,7 +297,7 @@ def _among_data(program: Program, number: int, known: dict[int, str], carried: s
 
     return any(
         role == INPUTS and argument_path(program, n)[:-1] == around and elements(n) == elements(number)
-        for n, role in known.items()
+        for n, role in evidence.items()
     )
 
 
@@ -321,7 +321,7 @@ def _needed_elsewhere(program: Program, carried: set[int], updates: dict[int, se
 def _new_values(program: Program, results: Iterable[int]) -> set[int]:
     """New values of arguments: results, or the yields of loops and branches for them. Metrics computed from these (the
     norm of the new weights) depend on all that the update depends on, including moments."""
-    stack, seen, found = list(results), set[int](), set[int]()
+    stack, seen, values = list(results), set[int](), set[int]()
     while stack:
         value = stack.pop()
         op = program.ops[program.producer[value]]
@@ -329,8 +329,8 @@ def _new_values(program: Program, results: Iterable[int]) -> set[int]:
             stack += [v for v in op.operands if v not in seen]
             seen.update(op.operands)
         else:
-            found.add(value)
-    return found
+            values.add(value)
+    return values
 
 
 def _overwritten(program: Program) -> set[int]:
@@ -355,7 +355,7 @@ def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
 # ---------------------------------------------------------------- roles of subtrees
 
 
-def _spread(program: Program, known: dict[int, str], otherwise: list[str]) -> list[str]:
+def _spread(program: Program, evidence: dict[int, str], otherwise: list[str]) -> list[str]:
     """[arguments] role of its subtree of paths; `otherwise` if the subtree has no evidence."""
     roles = list(otherwise)
     paths = [argument_path(program, n) for n in range(len(program.arguments))]
@@ -365,8 +365,8 @@ def _spread(program: Program, known: dict[int, str], otherwise: list[str]) -> li
         """(role of most bytes, fraction of the other roles)."""
         votes: dict[str, int] = defaultdict(int)
         for n in numbers:
-            if n in known:
-                votes[known[n]] += sizes[n]
+            if n in evidence:
+                votes[evidence[n]] += sizes[n]
         if not votes:
             return "", 0.0
         most = max(ROLES, key=lambda role: votes[role])
@@ -424,18 +424,18 @@ def weights_and_data(program: Program, trained: set[int], data: set[int]) -> tup
     """
     carried: dict[int, int] = {}
     for _ in range(2):  # the second time with what loops make of their carries
-        weights, found, pairs, carried = _swept(program, trained, data, carried)
+        weights, inputs, pairs, carried = _swept(program, trained, data, carried)
         if not carried:
             break
     roots = {argument_path(program, n)[0] for n in weights}
-    for one, other in pairs:
-        left, right = (_numbers(bits) - weights - found for bits in (one, other))
+    for pair in pairs:
+        left, right = (_numbers(bits) - weights - inputs for bits in pair)
         swapped = any(argument_path(program, n)[0] in roots for n in left) and not any(
             argument_path(program, n)[0] in roots for n in right
         )
-        found |= right if swapped else left
+        inputs |= right if swapped else left
         weights |= left if swapped else right
-    return weights, found - weights
+    return weights, inputs - weights
 
 
 def _swept(
@@ -455,10 +455,10 @@ def _swept(
     paired = 0  # bit set of all arguments in `pairs`
     for op in program.ops:
         sides = [made_of[v] for v in op.operands]
-        made = carried[op.results[0]] if op.name == CARRY and op.results[0] in carried and not sides[0] else 0
+        sources = carried[op.results[0]] if op.name == CARRY and op.results[0] in carried and not sides[0] else 0
         determined = 0
         for bits, value in zip(sides, op.operands, strict=True):
-            made |= bits
+            sources |= bits
             determined |= determined_by[value]
         if op.name in READERS and not (op.name == GATHER and determined_by[op.operands[1]] & sides[0]):
             picked_at_random = op.name == GATHER and sides[1] == noise
@@ -471,8 +471,8 @@ def _swept(
                 if sides[mine] & is_data:
                     continue
                 if picked_at_random or only_weights or (of_weights and not of_data and not sides[mine] & is_weight):
-                    one = unknown.bit_count() == 1 or sides[other] & given
-                    is_data |= unknown if one else 0
+                    is_single = unknown.bit_count() == 1 or sides[other] & given
+                    is_data |= unknown if is_single else 0
                 elif of_data or sides[other] == noise or (op.name == GATHER and not given and not sides[other]):
                     is_weight |= unknown & ~paired  # a gradient is a product with data, too
             unknowns = [0 if bits & is_data else bits & ~(is_weight | noise) for bits in sides[:2]]
@@ -480,9 +480,9 @@ def _swept(
                 pairs.append((unknowns[0], unknowns[1]))
                 paired |= unknowns[0] | unknowns[1]
             if op.name != GATHER and not all(bits & is_weight and not bits & ~(is_weight | noise) for bits in sides):
-                made = activation
+                sources = activation
         for value in op.results:
-            made_of[value] |= made
+            made_of[value] |= sources
             determined_by[value] |= determined
     everything = activation - 1
     carried = {op.results[0]: made_of[op.operands[1]] for op in program.ops if op.name == CARRY}

@@ -60,22 +60,23 @@ class Reading(NamedTuple):
 
 def trips_at(program: Program, op: int, position: int) -> float:
     """How often operand `position` of an op is read in one run; a loop reads its initial values once."""
-    it = program.ops[op]
-    return it.trips / max(1, program.loops[it.loop].trips) if it.name == CARRY and position == 0 else it.trips
+    reader = program.ops[op]
+    starts = reader.name == CARRY and position == 0
+    return reader.trips / max(1, program.loops[reader.loop].trips) if starts else reader.trips
 
 
 def loop_at(program: Program, op: int, position: int) -> int:
     """The loop in which operand `position` of an op is read, -1 outside loops."""
-    it = program.ops[op]
-    return program.loops[it.loop].parent if it.name == CARRY and position == 0 else it.loop
+    reader = program.ops[op]
+    return program.loops[reader.loop].parent if reader.name == CARRY and position == 0 else reader.loop
 
 
 def branches_at(program: Program, op: int, position: int) -> tuple[int, ...]:
     """The branches around where operand `position` of an op is read, within its loop, outermost first."""
-    it = program.ops[op]
-    if it.name == JOIN:
-        return (*it.branches[:-1], it.branches[-1] + position)
-    return () if it.name == CARRY and position == 1 else it.branches
+    reader = program.ops[op]
+    if reader.name == JOIN:
+        return (*reader.branches[:-1], reader.branches[-1] + position)
+    return () if reader.name == CARRY and position == 1 else reader.branches
 
 
 @once
@@ -90,41 +91,41 @@ def readings(program: Program, value: int, uses: Sequence[Use]) -> list[Reading]
     Uses in one block, or in branches within it, share the region of the first of them. Sibling branches share nothing.
     """
     is_vector = sum([size > 1 for size in program.values[value].shape]) < 2
-    made_in, found = program.ops[program.producer[value]].loop, list[Reading]()
+    made_in, reads = program.ops[program.producer[value]].loop, list[Reading]()
     for use in uses:
         reader = program.ops[use[0]]
         if reader.loop == made_in and not reader.branches and reader.name not in (CARRY, JOIN):
-            found.append(_read_where_made(made_in, reader.trips))
+            reads.append(_read_where_defined(made_in, reader.trips))
             continue
         loop, branches = loop_at(program, *use), branches_at(program, *use)
-        known = (r.inside.region for r in found if r.inside.region.loop == loop)
-        region = next((r for r in known if branches[: len(r.branches)] == r.branches), Region(loop, branches))
+        earlier = (r.inside.region for r in reads if r.inside.region.loop == loop)
+        region = next((r for r in earlier if branches[: len(r.branches)] == r.branches), Region(loop, branches))
         inside = Stop(region, trips_at(program, *use))
         ahead = _ahead(program, value, Region(loop, branches))
         takes_pieces = reader.name == DYNAMIC_SLICE
-        found.append(Reading(inside, ahead or inside, None if ahead is None else takes_pieces or is_vector))
-    return found
+        reads.append(Reading(inside, ahead or inside, None if ahead is None else takes_pieces or is_vector))
+    return reads
 
 
 @lru_cache(maxsize=4096)
-def _read_where_made(loop: int, trips: float) -> Reading:
+def _read_where_defined(loop: int, trips: float) -> Reading:
     """The reading of an array in the loop that makes it, outside branches."""
-    there = Stop(Region(loop), trips)
-    return Reading(there, there, None)
+    stop = Stop(Region(loop), trips)
+    return Reading(stop, stop, None)
 
 
 def _ahead(program: Program, value: int, read: Region) -> Stop | None:
     """Where a value that is read in `read` is made, if only loops, at least one, are in between; else None."""
-    made = _made(program, value, read.loop)
-    if read.loop == made.region.loop:
+    origin = _origin(program, value, read.loop)
+    if read.loop == origin.region.loop:
         return None
     loop, branches = read
-    while loop not in (made.region.loop, -1) and not branches:
+    while loop not in (origin.region.loop, -1) and not branches:
         loop, branches = program.loops[loop].parent, program.ops[program.loops[loop].first].branches
-    return made if (loop, branches) == made.region else None
+    return origin if (loop, branches) == origin.region else None
 
 
-def _made(program: Program, value: int, loop: int) -> Stop:
+def _origin(program: Program, value: int, loop: int) -> Stop:
     """Where a value is made, for readers in `loop`: a loop's carry is made in the loop for readers there, and around it
     for readers after it."""
     number = program.producer[value]
@@ -302,9 +303,9 @@ def expands_scalar(op: Op, program: Program) -> bool:
     return op.name == BROADCAST_IN_DIM and not program.values[op.operands[0]].shape
 
 
-def with_sums_whole(program: Program) -> Program:
-    """The program in which ops that sum over dimensions of such values alone need these whole. Their operands adapt to
-    any sharding, so nothing would propagate a split to them, and each device can compute them itself."""
+def with_unsharded_sums(program: Program) -> Program:
+    """The program in which ops that sum over dimensions of such values alone need these unsharded. Their operands adapt
+    to any sharding, so nothing would propagate a split to them, and each device can compute them itself."""
     remade = remade_values(program)
     ops = list(program.ops)
     for number, op in enumerate(ops):
@@ -314,12 +315,12 @@ def with_sums_whole(program: Program) -> Program:
             ]
             alone = op.rule.reduction.difference(*dims)
             if alone:
-                ops[number] = replace(op, rule=_needed_whole(op.rule, alone))
+                ops[number] = replace(op, rule=_unsharded_along(op.rule, alone))
     return replace(program, ops=tuple(ops))
 
 
 @lru_cache(maxsize=4096)
-def _needed_whole(rule: Rule, factors: frozenset[int]) -> Rule:
+def _unsharded_along(rule: Rule, factors: frozenset[int]) -> Rule:
     return replace(rule, need_replication=rule.need_replication | factors, reduction=rule.reduction - factors)
 
 
@@ -360,17 +361,20 @@ class _Numbering:
         number = [-1] * len(program.values)
         types = [str(value) for value in program.values]
         behind = [False] * len(program.values)  # a barrier
-        for argument, known in zip(program.arguments, arguments, strict=False):
-            number[argument.value] = known
+        for argument, outer in zip(program.arguments, arguments, strict=False):
+            number[argument.value] = outer
         parts = [0.0] * len(program.ops)
         for place, op in enumerate(program.ops):
             barrier = op.name == BARRIER or any(behind[v] for v in op.operands)
             if op.name == BARRIER or is_transfer(op):
-                found = tuple(number[v] for v in op.operands)
+                result_numbers = tuple(number[v] for v in op.operands)
             elif op.region is not None:
-                parts[place], found = self._region(op, number, types, (*regions, place))
+                parts[place], result_numbers = self._region(op, number, types, (*regions, place))
             elif op.name in (ARGUMENT, CARRY):
-                found = tuple(number[v] if number[v] >= 0 else self._number(("new", regions, v)) for v in op.results)
+                results = op.results
+                result_numbers = tuple(
+                    n if (n := number[v]) >= 0 else self._number(("new", regions, v)) for v in results
+                )
             else:
                 key = self._key(op, number, types)
                 here = (*regions, op.loop)
@@ -379,9 +383,9 @@ class _Numbering:
                 ) and key in self._numbers  # in a loop, keys leave out which slice is read
                 if op.flops and (self._first.setdefault(key, here) != here or again):
                     parts[place] = 1.0
-                found = self._results(program, op, key, number, types)
-            for value, one in zip(op.results, found, strict=True):
-                number[value], behind[value] = one, barrier
+                result_numbers = self._results(program, op, key, number, types)
+            for value, value_number in zip(op.results, result_numbers, strict=True):
+                number[value], behind[value] = value_number, barrier
             if op.name == DYNAMIC_UPDATE_SLICE:
                 self._stacked[number[op.operands[0]]] = number[op.operands[1]], types[op.operands[1]]
         return tuple(parts), tuple(number[result.value] for result in program.results)
@@ -414,9 +418,9 @@ class _Numbering:
                 base = self._before.get(number[source], (number[source], types[source]))
                 if base[1] == types[result]:
                     return (base[0],)
-                found = self._number((RESHAPE, base[0], types[result]))
-                self._before[found] = base
-                return (found,)
+                fresh = self._number((RESHAPE, base[0], types[result]))
+                self._before[fresh] = base
+                return (fresh,)
         return tuple(self._number((key, k)) for k in range(len(op.results)))
 
     def _region(
@@ -425,21 +429,21 @@ class _Numbering:
         """(recomputed fraction of a manual region's flops, numbers of its results)."""
         assert op.region is not None
         body = op.region.body
-        given = []
+        argument_numbers = []
         for argument, value in zip(body.arguments, op.operands, strict=False):
             type_ = str(body.values[argument.value])
-            known = self._inside.get(number[value], (-1, ""))
-            given.append(known[0] if known[1] == type_ else self._number(("in", number[value], type_)))
-        parts, results = self.parts(body, regions, given)
+            local = self._inside.get(number[value], (-1, ""))
+            argument_numbers.append(local[0] if local[1] == type_ else self._number(("in", number[value], type_)))
+        parts, results = self.parts(body, regions, argument_numbers)
         again = sum(part * inner.flops * inner.trips for part, inner in zip(parts, body.ops, strict=True))
-        found = []
+        result_numbers = []
         for k, value in enumerate(op.results):
             inner = results[k] if k < len(results) else self._number(("new", regions, -1 - k))
             outer = self._number(("out", inner, types[value]))
             if k < len(results):
                 self._inside[outer] = inner, str(body.values[body.results[k].value])
-            found.append(outer)
-        return (again / body.flops if body.flops else 0.0), tuple(found)
+            result_numbers.append(outer)
+        return (again / body.flops if body.flops else 0.0), tuple(result_numbers)
 
 
 # ---------------------------------------------------------------- host memory
@@ -459,10 +463,10 @@ def is_transfer(op: Op) -> bool:
 
 def only_moves(program: Program) -> Program:
     """The program with transfers of an array to the memory that it is in already replaced by identities."""
-    there = on_host(program)
+    host_values = on_host(program)
     ops = tuple(
         replace(op, name=BARRIER, detail="")
-        if is_transfer(op) and (op.detail == TO_HOST) == (op.operands[0] in there)
+        if is_transfer(op) and (op.detail == TO_HOST) == (op.operands[0] in host_values)
         else op
         for op in program.ops
     )
@@ -471,14 +475,14 @@ def only_moves(program: Program) -> Program:
 
 def replacing(program: Program, results: Iterable[int]) -> frozenset[int]:
     """Values that these `toast.result` ops return, directly or through identities."""
-    found: set[int] = set()
+    returned: set[int] = set()
     for number in results:
         value = program.ops[number].operands[0]
-        found.add(value)
+        returned.add(value)
         while (maker := program.ops[program.producer[value]]).kind.identity:
             value = maker.operands[0]
-            found.add(value)
-    return frozenset(found)
+            returned.add(value)
+    return frozenset(returned)
 
 
 @once
@@ -491,13 +495,13 @@ def moved(program: Program) -> frozenset[int]:
 @once
 def on_host(program: Program) -> frozenset[int]:
     """Values in host memory."""
-    found = {argument.value for argument in program.arguments if argument.on_host}
-    found |= {op.results[0] for op in program.ops if op.detail == TO_HOST}
-    waiting = list(found)
+    host_values = {argument.value for argument in program.arguments if argument.on_host}
+    host_values |= {op.results[0] for op in program.ops if op.detail == TO_HOST}
+    waiting = list(host_values)
 
     def add(value: int) -> None:
-        if value not in found:
-            found.add(value)
+        if value not in host_values:
+            host_values.add(value)
             waiting.append(value)
 
     while waiting:
@@ -510,30 +514,31 @@ def on_host(program: Program) -> frozenset[int]:
         # The initial value of an array that a loop updates there is there, too.
         if maker.name == CARRY or maker.kind.updates:
             start = maker.operands[0]
-            if all(use[0] == program.producer[value] for use in program.users[start]) and not _given(program, start):
+            is_argument = program.ops[program.producer[start]].name == ARGUMENT
+            if not is_argument and all(use[0] == program.producer[value] for use in program.users[start]):
                 add(start)
-    return frozenset(found)
+    return frozenset(host_values)
 
 
 @once
 def in_transit(program: Program) -> frozenset[int]:
     """Values in host memory that need no memory there: slices that are transferred straight into or from an array."""
-    there, found = on_host(program), set[int]()
+    host_values, passing = on_host(program), set[int]()
 
     def passes(value: int) -> bool:
         users = [(program.ops[number], position) for number, position in program.users[value]]
         return all(
             op.detail == TO_DEVICE
             or (op.name == DYNAMIC_UPDATE_SLICE and position == 1)
-            or ((op.kind.view or op.kind.identity) and op.results[0] in found)
+            or ((op.kind.view or op.kind.identity) and op.results[0] in passing)
             for op, position in users
         )
 
     for op in reversed(program.ops):
         sliced = op.name in (DYNAMIC_SLICE, SLICE) or op.kind.view or op.kind.identity or op.detail == TO_HOST
-        if sliced and op.results[0] in there and passes(op.results[0]):
-            found.add(op.results[0])
-    return frozenset(found)
+        if sliced and op.results[0] in host_values and passes(op.results[0]):
+            passing.add(op.results[0])
+    return frozenset(passing)
 
 
 def _stays(op: Op, position: int) -> bool:
@@ -543,10 +548,6 @@ def _stays(op: Op, position: int) -> bool:
     if op.name in (DYNAMIC_SLICE, SLICE):
         return position == 0
     return op.name in (CARRY, JOIN) or op.kind.view or op.kind.identity
-
-
-def _given(program: Program, value: int) -> bool:
-    return any(argument.value == value for argument in program.arguments)
 
 
 # ---------------------------------------------------------------- transposes
@@ -573,9 +574,9 @@ def transposed(program: Program, value: int) -> Transposed | None:
     op = program.ops[number]
     if op.name != TRANSPOSE or op.loop != program.ops[program.producer[value]].loop:
         return None
-    left, order = list(range(len(op.rule.operands[0]))), list[int]()
+    remaining, order = list(range(len(op.rule.operands[0]))), list[int]()
     for factors in op.rule.results[0]:  # dimensions of size 1 have none, and are all alike
-        order.append(left.pop([op.rule.operands[0][dim] for dim in left].index(factors)))
+        order.append(remaining.pop([op.rule.operands[0][dim] for dim in remaining].index(factors)))
     return Transposed(number, op.results[0], tuple(order))
 
 

@@ -16,7 +16,7 @@ INDEX = "i32"
 
 
 class Builder:
-    """Inserts new operations one after the other at `at`, an insertion point, with a location."""
+    """Inserts new operations one after the other at `ip`, an insertion point, with a location."""
 
     def __init__(self, context: Any) -> None:
         self.context = context
@@ -53,14 +53,14 @@ class Builder:
 
     def type(self, dtype: str, shape: Shape) -> Any:
         """The type of an array, or of a token."""
-        found = self._types.get((dtype, shape))
-        if found is None:
+        kind = self._types.get((dtype, shape))
+        if kind is None:
             if dtype == "token":
-                found = ir.Type.parse("!stablehlo.token", self.context)
+                kind = ir.Type.parse("!stablehlo.token", self.context)
             else:
-                found = ir.RankedTensorType.get(shape, self.element(dtype), loc=ir.Location.unknown(self.context))
-            self._types[dtype, shape] = found
-        return found
+                kind = ir.RankedTensorType.get(shape, self.element(dtype), loc=ir.Location.unknown(self.context))
+            self._types[dtype, shape] = kind
+        return kind
 
     def i64(self, number: int) -> Any:
         return ir.IntegerAttr.get(ir.IntegerType.get_signless(64, self.context), number)
@@ -179,7 +179,7 @@ class Builder:
     def joined(self, parts: Any) -> Any:
         """The complex numbers with these parts; the inverse of `parted`."""
         shape = tuple(parts.type.shape)[1:]
-        real, imaginary = (self.reshape(self.slice_dim(parts, 0, at, at + 1), shape) for at in (0, 1))
+        real, imaginary = (self.reshape(self.slice_dim(parts, 0, index, index + 1), shape) for index in (0, 1))
         return self.one("complex", [real, imaginary], self.type(f"complex<{parts.type.element_type}>", shape))
 
     def pad(
@@ -222,9 +222,9 @@ class Builder:
         """The sum over dimensions."""
         shape = tuple(size for dim, size in enumerate(value.type.shape) if dim not in dims)
         zero, kind = self.constant(0, str(value.type.element_type)), self.like(value, shape)
-        made = self.make("reduce", [value, zero], [kind], regions=1, dimensions=self.i64s(dims))
-        self._reduces(made, value, "add")
-        return made.results[0]
+        operation = self.make("reduce", [value, zero], [kind], regions=1, dimensions=self.i64s(dims))
+        self._reduces(operation, value, "add")
+        return operation.results[0]
 
     def like(self, value: Any, shape: Shape) -> Any:
         """The type of an array of this shape with the elements of `value`."""
@@ -235,7 +235,7 @@ class Builder:
     def all_gather(self, value: Any, dim: int, groups: Sequence[Sequence[int]]) -> Any:
         shape = list(value.type.shape)
         shape[dim] *= len(groups[0])
-        made = self.make(
+        operation = self.make(
             "all_gather",
             [value],
             [self.like(value, tuple(shape))],
@@ -244,13 +244,13 @@ class Builder:
             channel_handle=self.channel(),
             use_global_device_ids=ir.UnitAttr.get(self.context),
         )
-        return made.results[0]
+        return operation.results[0]
 
     def all_to_all(self, value: Any, split: int, concat: int, groups: Sequence[Sequence[int]]) -> Any:
         shape, count = list(value.type.shape), len(groups[0])
         shape[split] //= count
         shape[concat] *= count
-        made = self.make(
+        operation = self.make(
             "all_to_all",
             [value],
             [self.like(value, tuple(shape))],
@@ -260,7 +260,7 @@ class Builder:
             replica_groups=self.table(groups),
             channel_handle=self.channel(),
         )
-        return made.results[0]
+        return operation.results[0]
 
     def permute(self, value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
         """Sends each sender's value to its receiver; other devices get zeros."""
@@ -273,7 +273,7 @@ class Builder:
         )
 
     def all_reduce(self, value: Any, reducer: str, groups: Sequence[Sequence[int]]) -> Any:
-        made = self.make(
+        operation = self.make(
             "all_reduce",
             [value],
             [value.type],
@@ -282,8 +282,8 @@ class Builder:
             channel_handle=self.channel(),
             use_global_device_ids=ir.UnitAttr.get(self.context),
         )
-        self._reduces(made, value, reducer)
-        return made.results[0]
+        self._reduces(operation, value, reducer)
+        return operation.results[0]
 
     def barrier(self, value: Any) -> Any:
         """The value behind an optimization barrier."""
@@ -296,7 +296,7 @@ class Builder:
             return self.joined(self.reduce_scatter(self.parted(value), reducer, dim + 1, groups))
         shape = list(value.type.shape)
         shape[dim] //= len(groups[0])
-        made = self.make(
+        operation = self.make(
             "reduce_scatter",
             [value],
             [self.like(value, tuple(shape))],
@@ -306,8 +306,8 @@ class Builder:
             channel_handle=self.channel(),
             use_global_device_ids=ir.UnitAttr.get(self.context),
         )
-        self._reduces(made, value, reducer)
-        return made.results[0]
+        self._reduces(operation, value, reducer)
+        return operation.results[0]
 
     def _reduces(self, operation: Any, value: Any, reducer: str) -> None:
         self.body(operation.regions[0], [self.like(value, ())] * 2, lambda a, b: [self.binary(reducer, a, b)])

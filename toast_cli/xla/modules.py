@@ -104,28 +104,28 @@ def run_passes(module: Any, pipeline: str) -> None:
 def walk_ops(root: Any, *names: str, inner_first: bool = False) -> list[Any]:
     """All operations with one of these names under `root`, nested ones included, in program order. inner_first: an
     operation comes after those nested in it, else before."""
-    found: list[Any] = []
+    operations: list[Any] = []
     wanted = frozenset(names)
 
     def visit(operation: Any) -> Any:
         if operation.name in wanted:
-            found.append(operation)
+            operations.append(operation)
         return ADVANCE
 
     root.operation.walk(visit, ir.WalkOrder.POST_ORDER if inner_first else ir.WalkOrder.PRE_ORDER)
-    return found
+    return operations
 
 
 def operations_in(root: Any, *, outside: str = "") -> list[Any]:
     """An operation and all nested in it, in program order. outside: name of operations whose insides are left out."""
-    found: list[Any] = []
+    operations: list[Any] = []
 
     def visit(operation: Any) -> Any:
-        found.append(operation)
+        operations.append(operation)
         return SKIP if operation.name == outside else ADVANCE
 
     root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found
+    return operations
 
 
 def terminator(block: Any) -> Any:
@@ -136,18 +136,19 @@ def terminator(block: Any) -> Any:
 def outer_operands(operations: Iterable[Any]) -> list[tuple[Any, int, Any]]:
     """(operation, operand number, value) of what operations, and those nested in them, read and do not make."""
     within = [inner for operation in operations for inner in operations_in(operation)]
-    made = {value for inner in within for value in inner.results}
-    made.update(value for inner in within for region in inner.regions for block in region for value in block.arguments)
-    return [(one, k, value) for one in within for k, value in enumerate(one.operands) if value not in made]
+    defined = {value for inner in within for value in inner.results}
+    blocks = [block for inner in within for region in inner.regions for block in region]
+    defined.update(value for block in blocks for value in block.arguments)
+    return [(reader, k, value) for reader in within for k, value in enumerate(reader.operands) if value not in defined]
 
 
 def create(name: str, operands: list[Any], results: list[Any], attributes: dict[str, Any], before: Any) -> list[Any]:
     """Results of a new operation in front of `before`, at the same source location."""
-    at = ir.InsertionPoint(before)
-    made = ir.Operation.create(
-        name, results=results, operands=operands, attributes=attributes, loc=before.location, ip=at
+    ip = ir.InsertionPoint(before)
+    operation = ir.Operation.create(
+        name, results=results, operands=operands, attributes=attributes, loc=before.location, ip=ip
     )
-    return list(made.results)
+    return list(operation.results)
 
 
 def like(operation: Any, operands: list[Any], results: list[Any] | None = None) -> list[Any]:
@@ -177,8 +178,9 @@ def remove_sharding_rules(module: Any) -> None:
 
 def free_symbol(module: Any, name: str) -> str:
     """The name, or `name_0`, `name_1`, …: the first that no symbol of the module has."""
-    taken = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
-    return next(one for one in (name, *(f"{name}_{k}" for k in range(len(taken)))) if one not in taken)
+    symbols = {op.attributes["sym_name"].value for op in module.body.operations if "sym_name" in op.attributes}
+    names = (name, *(f"{name}_{k}" for k in range(len(symbols))))
+    return next(free for free in names if free not in symbols)
 
 
 def declare_mesh(module: Any, symbol: str, mesh: Any) -> Any:
@@ -324,8 +326,8 @@ def constant_number(operation: Any) -> str | None:
     else:
         value = operation.attributes["value"]
         text = str(value) if isinstance(value, ir.DenseElementsAttr) and value.is_splat else ""
-    found = _FULL_OF.search(text)
-    return found[1] if found else None
+    match = _FULL_OF.search(text)
+    return match[1] if match else None
 
 
 def splat_number(value: Any) -> Any | None:
@@ -337,8 +339,8 @@ def splat_number(value: Any) -> Any | None:
         return None
     kind = owner.results[0].type.element_type
     if isinstance(kind, ir.ComplexType):
-        found = _COMPLEX.fullmatch(constant_number(owner) or "")
-        return complex(float(found[1]), float(found[2])) if found else None
+        match = _COMPLEX.fullmatch(constant_number(owner) or "")
+        return complex(float(match[1]), float(match[2])) if match else None
     literal = owner.attributes["value"] if isinstance(kind, ir.FloatType | ir.IntegerType) else None
     return literal.get_splat_value().value if isinstance(literal, ir.DenseElementsAttr) and literal.is_splat else None
 

@@ -34,9 +34,9 @@ def needed(module: str, *names: str) -> Any:
     """
     name = ""
     try:
-        found = import_module(module)
+        imported = import_module(module)
         for name in names:
-            attrgetter(name)(found)
+            attrgetter(name)(imported)
     except (ImportError, AttributeError) as error:
         package = module.partition(".")[0]
         hint = f"{_TESTED}: pip install 'jax<{_after(NEWEST)}'"
@@ -46,7 +46,7 @@ def needed(module: str, *names: str) -> Any:
             raise MissingExtraError(f"{package} is not installed", hint=hint) from None
         lacking = f"has no {module}" + (f".{name}" if name else "")
         raise MissingExtraError(f"{installed} {lacking}, which toast needs ({error})", hint=hint) from None
-    return found
+    return imported
 
 
 def untested(installed: str) -> str:

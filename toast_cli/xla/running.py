@@ -74,11 +74,10 @@ def _in_one_memory(program: bytes) -> bytes:
     with module.context:
         for name in ("arg_attrs", "res_attrs"):
             if name in attributes:
-                kept = [
-                    {item.name: item.attr for item in one if item.name != "mhlo.memory_kind"}
-                    for one in attributes[name]
-                ]
-                attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in kept])
+                entries = [{item.name: item.attr for item in entry} for entry in attributes[name]]
+                for entry in entries:
+                    entry.pop("mhlo.memory_kind", None)
+                attributes[name] = ir.ArrayAttr.get(list(map(ir.DictAttr.get, entries)))
     return write_bytecode(module)
 
 
@@ -91,8 +90,8 @@ def tpu_devices(topology: str, megacore: bool, slices: int = 1) -> list[Any]:
     options: dict[str, Any] = {"chip_config_name": "megacore"} if megacore else {}
     if slices > 1:
         options["num_slices"] = slices
-    found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
-    return sorted(found, key=lambda device: device.id)
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
+    return sorted(devices, key=lambda device: device.id)
 
 
 def gpu_devices(topology: str, config: str) -> list[Any]:
@@ -103,8 +102,8 @@ def gpu_devices(topology: str, config: str) -> list[Any]:
     """
     from jax.experimental import topologies
 
-    found = topologies.get_topology_desc(platform="cuda", topology_name="", topology=topology, target_config=config)
-    return list(found.devices)
+    facts = {"topology": topology, "target_config": config}
+    return list(topologies.get_topology_desc(platform="cuda", topology_name="", **facts).devices)
 
 
 def compile_ahead(
@@ -164,9 +163,9 @@ def run_sharded(
 
     gspmd_sharding = needed("jax._src.sharding_impls", "GSPMDSharding").GSPMDSharding
 
-    def shardings(found: Any, count: int) -> list[Any]:
-        whole = gspmd_sharding.get_replicated(devices)
-        return [gspmd_sharding(devices, s) for s in found] if found else [whole] * count
+    def shardings(stated: Any, count: int) -> list[Any]:
+        replicated = gspmd_sharding.get_replicated(devices)
+        return [gspmd_sharding(devices, s) for s in stated] if stated else [replicated] * count
 
     ways_in = shardings(executable.get_parameter_shardings(), len(inputs))
     placed = [jax.device_put(array, sharding) for array, sharding in zip(inputs, ways_in, strict=True)]
@@ -191,7 +190,6 @@ def hlo_text_to_proto(text: str) -> bytes:
     return bytes(hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 
-@refusing
 @refusing
 def hlo_proto_to_stablehlo(proto: bytes) -> bytes:
     """StableHLO (with some mhlo ops) as bytecode.
