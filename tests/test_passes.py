@@ -105,11 +105,6 @@ def projected(x: Any, w: Any, v: Any) -> Any:
     return lax.fori_loop(0, 5, lambda _, c: jnp.sort(jnp.sort(c @ looped, 1), 0) @ looped.T, x), product
 
 
-def cast(x: Any, w: Any) -> Any:
-    """Layers in bf16 with weights in f32."""
-    return lax.scan(lambda x, w: (jnp.tanh(x @ w.astype(BF16)), None), x, w)[0]
-
-
 def attended(q: Any, k: Any, v: Any) -> Any:
     """Causal attention with the softmax in f32."""
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32) * 0.125
@@ -195,7 +190,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str, str | Mesh
                          "x.0:data:v.1", "less compute", "v5e-16"),
     "recomputation": (reused, (SQUARE,) * 3, "", "more peak", PLAIN),
     "shared-exponentials": (lambda x, v, w: ((y := jnp.exp(x)) @ v, y @ w), (SQUARE,) * 3, "", "less peak", PLAIN),
-    "narrowed-stacks": (cast, (arg(64, 4096, dtype=BF16), arg(16, 4096, 4096)), "", "less peak", "v4-32"),
     "masked-softmaxes": (attended, HEADS, "", "less peak", "v6e-64"),
     "product-rows": (attended, (arg(2, 1024, 2, 1, 64, dtype=BF16), *(arg(2, 1024, 2, 64, dtype=BF16),) * 2), "",
                      "more compute", "v6e-64"),

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
 from programs import arg, evaluator_of, source_of
 
 from toast_cli.dimensions import analyse
@@ -98,33 +97,3 @@ def test_a_masked_softmax_takes_what_the_compiler_allocates(
     cost = evaluator_of(source, f"{chip}-8").cost(())
     scores = 4 * batch * heads * groups * rows**2
     assert (cost.peak_bytes - cost.argument_bytes) / scores == pytest.approx(expected, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("chip", "form", "compiled_mib"), [("v5p", "forward", 573), ("v5p", "rematerialised", 1812), ("v5e", "saved", 3727)]
-)
-def test_a_stack_of_weights_is_converted_before_the_loops_that_convert_it(
-    chip: str, form: str, compiled_mib: int
-) -> None:
-    """Temporaries of eight layers in bf16 with weights in f32, as compiled by libtpu 0.0.42.1. Where the forward loop
-    saves the converted weights, they are not there in the backward loop once more."""
-
-    def layer(x: Any, w: Any) -> Any:
-        first, second = (one.astype(jnp.bfloat16) for one in w)
-        return x + jax.nn.silu(x @ first) @ second, None
-
-    def loss(w: Any, x: Any) -> Any:
-        step = jax.checkpoint(layer, prevent_cse=False) if form == "rematerialised" else layer
-        return jnp.mean(lax.scan(step, x, w)[0].astype(jnp.float32) ** 2)
-
-    def run(w: Any, x: Any) -> Any:
-        if form == "forward":
-            return lax.scan(layer, x, w)[0]
-        return jax.tree.map(lambda p, g: p - 1e-3 * g, w, jax.grad(loss)(w, x))
-
-    weights = arg(8, 2048, 8192), arg(8, 8192, 2048)
-    donate = () if form == "forward" else (0,)
-    cost = evaluator_of(source_of(run, weights, arg(4096, 2048, dtype=jnp.bfloat16), donate=donate), f"{chip}-8").cost(
-        ()
-    )
-    assert (cost.peak_bytes - cost.argument_bytes) / 2**20 == pytest.approx(compiled_mib, rel=0.1)

@@ -18,7 +18,7 @@ from toast_cli.plan.reshard import EXCHANGE, GATHER, Copy, moves_of, runs_by_reg
 from toast_cli.plan.sharding import Sharding, refines, shards
 from toast_cli.price.compilation import Compilation, Making, making_whole
 from toast_cli.price.compiled_collectives import Narrowing
-from toast_cli.price.convolutions import CopiedArgument, Images
+from toast_cli.price.convolutions import ConvolvedArgument, Images
 from toast_cli.price.cost import KernelUse, kernel_seconds
 from toast_cli.price.fusion import MaskedSoftmax
 from toast_cli.price.layouts import (
@@ -230,10 +230,8 @@ class Layouts:
             return self.laid_out(item, item.written_bytes, sharding, sharding)
         return item.images.kept(shape, item.tiling.dims, self._tile) * item.written_bytes / prod(item.shape)
 
-    def convolved(self, item: ArrayItem, copied: CopiedArgument, sharding: Sharding) -> float:
-        """Bytes on one device of the copy of an argument that convolutions or loops read."""
-        if copied.images is None:
-            return self.laid_out(item, prod(item.shape) * copied.bits / 8, sharding, sharding)
+    def convolved(self, item: ArrayItem, copied: ConvolvedArgument, sharding: Sharding) -> float:
+        """Bytes on one device of the copy of an argument that convolutions read."""
         shape, dims = self._local_shape(item.shape, sharding), item.tiling.dims
         few = copied.images.applies(shape)
         elements = copied.images.kept(shape, dims, self._tile) if few else prod(shape)

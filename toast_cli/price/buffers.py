@@ -11,7 +11,7 @@
   an all-reduce leaves the whole result until the last kernel slices it;
 * initial arrays of scatters (see `scatter_starts`);
 * buffers of results that are not made yet (see `waiting_results`), and arguments that are copied for convolutions (see
-  `convolved_arguments`) or loops (see `narrowed_stacks`);
+  `convolved_arguments`);
 * copies into tiles of rows while look-ups read them (see `row_copies`), and what a softmax reads (see
   `masked_softmaxes`);
 * the peak inside a manual region while it runs.
@@ -37,7 +37,7 @@ from toast_cli.program.values import in_transit, moved, on_host, readings, repla
 
 OWN, PARTIAL, REDUCED, UNCUT, INSIDE = "own", "partial", "reduced", "uncut", "inside"
 STARTED = "started"  # the initial array of a scatter
-CONVOLVED = "convolved"  # an argument copied for convolutions or loops
+CONVOLVED = "convolved"  # an argument copied for convolutions
 ROWS = "rows"  # a copy in tiles of its rows
 SPREAD = "spread"  # what a softmax reads and writes beside its scores
 WAITING = "waiting"  # the buffer of a result that is not made yet
@@ -99,7 +99,7 @@ class Buffers:
             if own < self._typical_bytes and not self._waiting_results.keys().isdisjoint(item.values):
                 yield WAITING, own
         copied = next((self._convolved[value] for value in item.values if value in self._convolved), None)
-        if copied is not None and (item.tiling.dims or copied.images is None):
+        if copied is not None and item.tiling.dims:
             yield CONVOLVED, self._layouts.convolved(item, copied, sharding)
         partial = op_sharding.reduced or op_sharding.scattered[item.result]
         if any(partial or not self._started[value].added for value in item.values if value in self._started):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from toast_cli.hardware.model import Chip
 from toast_cli.price.compiled_collectives import Narrowing, early_values, late_values
-from toast_cli.price.convolutions import CopiedArgument, Images, convolved_arguments, narrowed_stacks, space_to_batch
+from toast_cli.price.convolutions import ConvolvedArgument, Images, convolved_arguments, space_to_batch
 from toast_cli.price.fusion import (
     MaskedSoftmax,
     expansions,
@@ -62,8 +62,7 @@ class Compilation:
         stored, tiled: [values] whether each is written to memory, and its possible tilings. parts: [values] fraction of
             its bits that is written, see `written_parts`.
         early, late: [values] see `early_values`. images: [values] see `space_to_batch`. started: by value, see
-            `scatter_starts`. convolved: by value, see `convolved_arguments` and `narrowed_stacks`. row_copies: by
-            value, see there.
+            `scatter_starts`. convolved: by value, see `convolved_arguments`. row_copies: by value, see there.
         needs: see `Narrowing`.
         kernels: [ops] None for ops inside another's kernel. elapsed: [ticks] see `on_chip`.
     """
@@ -76,7 +75,7 @@ class Compilation:
     late: list[bool]
     images: list[Images | None]
     started: dict[int, ScatterStart]
-    convolved: dict[int, CopiedArgument]
+    convolved: dict[int, ConvolvedArgument]
     row_copies: dict[int, tuple[RowCopy, ...]]
     softmaxes: dict[int, MaskedSoftmax]
     needs: Narrowing
@@ -113,7 +112,7 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
         late=late_values(program, profile),
         images=space_to_batch(program, stored, profile),
         started=scatter_starts(program, free, lives, profile),
-        convolved=convolved_arguments(program, stored, lives, profile) | narrowed_stacks(program, profile),
+        convolved=convolved_arguments(program, stored, lives, profile),
         row_copies=copied,
         softmaxes=masked_softmaxes(program, profile),
         needs=Narrowing(program, profile),

@@ -12,14 +12,13 @@ from math import ceil, prod
 from toast_cli.price.layouts import Dims, growth
 from toast_cli.price.liveness import Interval, Lives
 from toast_cli.price.profile import CompilerProfile, TileShape
-from toast_cli.program.model import DTYPE_BITS, Loop, Op, Program, ValueFactors
+from toast_cli.program.model import DTYPE_BITS, Op, Program, ValueFactors
 from toast_cli.program.ops import (
     ARGUMENT,
     BROADCAST_IN_DIM,
     CONCATENATE,
     CONVERT,
     CONVOLUTION,
-    DYNAMIC_SLICE,
     REDUCE,
     RESHAPE,
     TRANSPOSE,
@@ -135,18 +134,18 @@ def is_reversed(op: Op, profile: CompilerProfile) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedArgument:
-    """The copy of an argument that convolutions or loops read. interval: from the first that reads it to the last.
-    images: its form where a device has few images; None for loops. bits: of each element."""
+class ConvolvedArgument:
+    """The copy of an argument that convolutions read. interval: from the first that reads it to the last. images: its
+    form where a device has few images. bits: of each element."""
 
     interval: Interval
-    images: Images | None
+    images: Images
     bits: int
 
 
 def convolved_arguments(
     program: Program, stored: list[bool], lives: Lives, profile: CompilerProfile
-) -> dict[int, CopiedArgument]:
+) -> dict[int, ConvolvedArgument]:
     """Argument -> the copy of it that convolutions read.
 
     An argument is laid out for its shape, with its last two dimensions in the tiles; a convolution reads images and
@@ -167,37 +166,7 @@ def convolved_arguments(
         if places:
             times = [lives.times[number] for number, _ in reads]
             bits = min(DTYPE_BITS.get(program.values[value].dtype, 32), profile.product_bits)
-            copies[value] = CopiedArgument((min(times), max(times)), Images(places[0], True, 1.0, 1.0), bits)
-    return copies
-
-
-def narrowed_stacks(program: Program, profile: CompilerProfile) -> dict[int, CopiedArgument]:
-    """Argument -> the copy of it that loops read in a narrower type.
-
-    XLA:TPU converts a stack of f32 weights once, before the loops over layers that convert each slice to bf16, and
-    keeps the copy until the last of these ends. Seen in scanned MLPs and decoders on v4 to v6e (libtpu 0.0.42.1).
-    """
-    copies: dict[int, CopiedArgument] = {}
-    for value in (a.value for a in program.arguments) if "narrowed-stacks" in profile.passes else ():
-        bits, read, loops = DTYPE_BITS.get(program.values[value].dtype, 32), 0, list[Loop]()
-        waiting = [op for number, _ in program.users[value] if (op := program.ops[number]).loop >= 0]
-        sliced = all(op.name == DYNAMIC_SLICE for op in waiting)
-        while waiting and sliced and read < bits:
-            op = waiting.pop()
-            if op.name == DYNAMIC_SLICE:
-                loop = program.loops[op.loop]
-                while loop.parent >= 0:
-                    loop = program.loops[loop.parent]
-                loops.append(loop)
-            if op.name == DYNAMIC_SLICE or op.kind.view:
-                waiting += [program.ops[number] for number, _ in program.users[op.results[0]]]
-            else:
-                read = max(
-                    read, DTYPE_BITS.get(program.values[op.results[0]].dtype, 32) if op.name == CONVERT else bits
-                )
-        if loops and 0 < read < bits:
-            interval = 2 * min(loop.first for loop in loops), 2 * max(loop.last for loop in loops)
-            copies[value] = CopiedArgument(interval, None, read)
+            copies[value] = ConvolvedArgument((min(times), max(times)), Images(places[0], True, 1.0, 1.0), bits)
     return copies
 
 

@@ -187,7 +187,6 @@ PASSES: Mapping[str, str] = {
     "swapped-convolutions": "A kernel that is larger than its image becomes the image, after it has been reversed.",
     "convolved-arguments": "Arguments that convolutions read are copied into tiles of images and features.",
     "gathered-pieces": "A copy assembles the pieces of an all-gather, unless they are whole tiles.",
-    "narrowed-stacks": "Stacks of weights that loops convert are converted before the loops.",
     "loop-copies": "Loop carries with another dimension order than the arguments are copied.",
     "scan-unification": "The stacked result of a scan in a loop reuses the buffer of the array it scans over.",
     "bf16-widening": "A chip that cannot compute in bf16 gets it widened to f32.",

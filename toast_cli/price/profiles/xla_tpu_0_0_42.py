@@ -75,7 +75,7 @@ PASSES = plain.PASSES | {
     "vector-products", "fourier-transforms", "tiling", "tile-dimensions", "lookup-rows", "lookup-steps",
     "space-to-batch", "convolution-tiles", "swapped-convolutions", "gathered-pieces",
     "memory-space-assignment", "on-chip-reuse", "loop-residency", "scalar-unit", "accumulator-windows", "held-results",
-    "convolved-arguments", "unfilled-stacks", "narrowed-stacks",
+    "convolved-arguments", "unfilled-stacks",
 }  # fmt: skip
 
 # Seen in loops, softmaxes and ragged products compiled for each generation.
