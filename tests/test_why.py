@@ -110,7 +110,8 @@ def test_the_parts_account_for_the_whole_difference(evaluator: Evaluator) -> Non
     """Compute, each kind of collectives over each axis, and overlap make up the difference of two steps."""
     plan, other = (strategy(evaluator.problem, name) for name in ("fsdp", "megatron"))
     cost, than = evaluator.exact_cost(plan), evaluator.exact_cost(other)
-    parts = [now - then for _, now, then in traffic(evaluator, plan, other)]
+    uses = [evaluator.collectives(plan), evaluator.collectives(other)]
+    parts = [now - then for _, now, then in traffic(*uses, evaluator.problem.mesh.names)]
     assert [abs(part) for part in parts] == sorted(map(abs, parts), reverse=True)
     hidden = [of.most_seconds - of.step_seconds for of in (cost, than)]
     whole = cost.compute_seconds - than.compute_seconds + sum(parts) - (hidden[0] - hidden[1])
@@ -129,15 +130,15 @@ def test_a_report_has_the_words_unless_the_plan_is_known() -> None:
     assert "% slower than data-parallel, the fastest listed strategy that fits: all-gather over " in words[1]
 
 
-def test_a_dimension_that_both_split_is_not_lacking(evaluator: Evaluator) -> None:
-    """Here only some ops leave it alone."""
+def test_a_decision_with_another_scope_is_another_decision(evaluator: Evaluator) -> None:
+    """As in `toast compare`."""
     batch, *rest = strategy(evaluator.problem, "fsdp")
     assert isinstance(batch, Shard)
     slower = known(evaluator, "fsdp", replace(COST, compute_seconds=1.0))
     partly = batch._replace(unless=next(d.group for d in rest if isinstance(d, Shard)))
     text = why(evaluator, found((partly, *rest), COST), {"fsdp": slower})
     assert text.partition("The plan adds ")[2].startswith("batch (except in ops with ")
-    assert "lacks" not in text
+    assert text.endswith("The plan lacks batch over data.")
 
 
 @pytest.mark.parametrize(("mesh", "says"), [("v4-32", True), ("h100-8", False)])

@@ -17,6 +17,7 @@ from toast_cli.plan.partials import ALL_REDUCE, REDUCE_SCATTER
 from toast_cli.plan.partitioned import CollectiveFacts
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import NO_ROLE, OpSharding
+from toast_cli.price.cost import CollectiveUse, Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import surely_fitting_bytes
 from toast_cli.program.names import slash_path
@@ -304,79 +305,84 @@ def rows_of(collectives: Sequence[CollectiveFacts]) -> list[list[int]]:
 _PARTS = 3  # of a step, in which two plans differ most
 
 
-def why(evaluator: Evaluator, result: SearchResult, known: Mapping[str, PricedStrategy]) -> str:
+def why(evaluator: Evaluator, result: SearchResult, strategies: Mapping[str, PricedStrategy]) -> str:
     """Sentences that compare a plan with the fastest strategy that fits: how much faster it is, in which parts of the
     step, and which decisions differ; and whether a faster one does not fit. Empty if the plan is one of them.
 
     Args:
-        known: strategies by their names in tables.
+        strategies: by their names in tables.
     """
     problem, cost = evaluator.problem, result.cost
-    figures = [(one.step_seconds, round(one.peak_bytes)) for one in (cost, *(one.cost for one in known.values()))]
-    seconds = {name: one.cost.step_seconds for name, one in known.items() if one.plan and one.cost.step_seconds}
-    if not seconds or figures[0] in figures[1:]:
+    equal = [(s.cost.step_seconds, round(s.cost.peak_bytes)) for s in strategies.values()]
+    timed = {name: s for name, s in strategies.items() if s.plan and s.cost.step_seconds}
+    if not timed or (cost.step_seconds, round(cost.peak_bytes)) in equal:
         return ""
     limit = surely_fitting_bytes(problem.program, problem.mesh)
-    fitting = [name for name in seconds if known[name].cost.peak_bytes <= limit]
-    first, name = min(seconds, key=lambda name: seconds[name]), min(fitting or seconds, key=lambda name: seconds[name])
+    ordered = sorted(timed, key=lambda name: timed[name].cost.step_seconds)
+    fitting = [name for name in ordered if timed[name].cost.peak_bytes <= limit]
+    fastest, name = ordered[0], (fitting or ordered)[0]
     if name == result.strategy:  # but for decisions that change nothing
         return ""
-    change = cost.step_seconds / seconds[name] - 1
+    strategy = timed[name]
+    own_uses, uses = evaluator.collectives(result.plan), list[CollectiveUse]()
+    parts = [("communication", cost.communication_seconds, strategy.cost.communication_seconds)]
+    if strategy.mesh == problem.mesh:
+        uses = evaluator.collectives(strategy.plan)
+        parts = traffic(own_uses, uses, problem.mesh.names)
+    change = cost.step_seconds / strategy.cost.step_seconds - 1
     speed = f"{format_percent(abs(change))} {'faster' if change < 0 else 'slower'} than"
-    which = "that fits" if fitting else "(none surely fits)"
-    text = (
+    sentences = [
         f"This plan{f' ({result.strategy})' if result.strategy else ''} is "
-        f"{speed if abs(change) > NO_EFFECT else 'as fast as'} {name}, the fastest listed strategy {which}: "
-        f"{', '.join(_differences(evaluator, result, known[name]))}."
-    )
+        f"{speed if abs(change) > NO_EFFECT else 'as fast as'} {name}, the fastest listed strategy "
+        f"{'that fits' if fitting else '(none surely fits)'}: {', '.join(_differences(cost, strategy.cost, parts))}."
+    ]
     own = [short(problem, decision) for decision in result.plan]
-    others = [short(replace(problem, mesh=known[name].mesh), decision) for decision in known[name].plan]
-    adds, split = [one for one in own if one not in others], set(map(_dimension_and_axis, own))
-    lacks = [one for one in others if _dimension_and_axis(one) not in split]
-    text += f" The plan adds {listed(adds)}." if adds else ""
-    text += f" The plan lacks {listed(lacks)}." if lacks else ""
-    if known[name].mesh == problem.mesh:
-        kept, theirs = (_unscattered_seconds(evaluator, plan) for plan in (result.plan, known[name].plan))
-        if theirs - kept > NO_EFFECT * cost.step_seconds:
-            text += f" In {name}, XLA all-reduces gradients of which a device keeps a shard."
-    faster = first != name and seconds[first] < cost.step_seconds
-    return f"{text} {first} is faster, but does not surely fit." if faster else text
+    theirs = [short(replace(problem, mesh=strategy.mesh), decision) for decision in strategy.plan]
+    if adds := [decision for decision in own if decision not in theirs]:
+        sentences.append(f"The plan adds {listed(adds)}.")
+    if lacks := [decision for decision in theirs if decision not in own]:
+        sentences.append(f"The plan lacks {listed(lacks)}.")
+    if _unscattered_seconds(uses) - _unscattered_seconds(own_uses) > NO_EFFECT * cost.step_seconds:
+        sentences.append(f"In {name}, XLA all-reduces gradients of which a device keeps a shard.")
+    if fastest != name and timed[fastest].cost.step_seconds < cost.step_seconds:
+        sentences.append(f"{fastest} is faster, but does not surely fit.")
+    return " ".join(sentences)
 
 
-def _dimension_and_axis(decision: str) -> tuple[str, str]:
-    """(dimension or array, axis) of a decision in words, without the ops that it is about."""
-    return decision.rpartition(" over ")[0].partition(" (")[0], decision.rpartition(" over ")[2]
-
-
-def _unscattered_seconds(evaluator: Evaluator, plan: Plan) -> float:
+def _unscattered_seconds(uses: Sequence[CollectiveUse]) -> float:
     """Seconds of the all-reduces that the partitioner writes as reduce-scatters."""
-    uses = evaluator.collectives(plan)
     return sum(use.seconds for use in uses if (use.kind, use.written[0]) == (ALL_REDUCE, REDUCE_SCATTER))
 
 
-def _differences(evaluator: Evaluator, result: SearchResult, other: PricedStrategy) -> list[str]:
-    """`compute -3.71 ms`, `peak memory +60.0 MiB`: where a plan differs most from a known strategy."""
-    cost, least = result.cost, NO_EFFECT * other.cost.step_seconds
-    hidden = cost.most_seconds - cost.step_seconds - (other.cost.most_seconds - other.cost.step_seconds)
-    parts = [("compute", cost.compute_seconds, other.cost.compute_seconds)]
-    if other.mesh == evaluator.problem.mesh:
-        parts += traffic(evaluator, result.plan, other.plan)
-    else:
-        parts.append(("communication", cost.communication_seconds, other.cost.communication_seconds))
-    changes = {name: now - then for name, now, then in parts}
+def _differences(cost: Cost, other: Cost, communication: list[tuple[str, float, float]]) -> list[str]:
+    """`compute -3.71 ms`, `peak memory +60.0 MiB`: where a plan's cost differs most from a strategy's.
+
+    Args:
+        communication: its parts, as `traffic` returns them.
+    """
+    hidden = cost.most_seconds - cost.step_seconds - (other.most_seconds - other.step_seconds)
+    parts = [("compute", cost.compute_seconds, other.compute_seconds), *communication]
+    changes = {name: seconds - other_seconds for name, seconds, other_seconds in parts}
     changes["more overlap" if hidden > 0 else "less overlap"] = -hidden
-    largest = sorted((name for name in changes if abs(changes[name]) > least), key=lambda name: -abs(changes[name]))
+    notable = [name for name in changes if abs(changes[name]) > NO_EFFECT * other.step_seconds]
+    largest = sorted(notable, key=lambda name: -abs(changes[name]))
     texts = [(name, format_seconds(changes[name])) for name in largest[:_PARTS]]
-    texts.append(("peak memory", format_bytes(cost.peak_bytes - other.cost.peak_bytes)))
+    texts.append(("peak memory", format_bytes(cost.peak_bytes - other.peak_bytes)))
     return [f"{name} {'' if amount.startswith('-') else '+'}{amount}" for name, amount in texts]
 
 
-def traffic(evaluator: Evaluator, plan: Plan, other: Plan) -> list[tuple[str, float, float]]:
-    """(`all-gather over data`, its seconds a step in a plan, and in another one), the largest difference first."""
+def traffic(
+    uses: Sequence[CollectiveUse], others: Sequence[CollectiveUse], names: tuple[str, ...]
+) -> list[tuple[str, float, float]]:
+    """(`all-gather over data`, its seconds a step in a plan, and in another one), the largest difference first.
+
+    Args:
+        uses, others: the collectives of the two plans. names: of the mesh axes.
+    """
     times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for number, uses in enumerate(map(evaluator.collectives, (plan, other))):
-        for use in uses:
-            times[f"{use.kind} over {'+'.join(use.over(evaluator.problem.mesh.names))}"][number] += use.seconds
+    for number, collectives in enumerate((uses, others)):
+        for use in collectives:
+            times[f"{use.kind} over {'+'.join(use.over(names))}"][number] += use.seconds
     return sorted(((name, a, b) for name, (a, b) in times.items()), key=lambda row: -abs(row[1] - row[2]))
 
 

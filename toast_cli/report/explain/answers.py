@@ -164,7 +164,8 @@ def _what_it_does(study: Study, number: int, decision: Decision) -> list[str]:
 
 def _traffic(study: Study, number: int) -> list[Item]:
     """Kinds of collectives whose time the decision changes, by how much."""
-    changes = traffic(study.evaluator, study.plan, study.without(number))
+    others = study.evaluator.collectives(study.without(number))
+    changes = traffic(study.collectives, others, study.problem.mesh.names)
     return [
         Item(
             f"{'+' if with_it > without else '-'} {name}",
