@@ -14,6 +14,7 @@ from math import inf, prod
 
 from toast_cli.base.children import without_cycle_collection
 from toast_cli.base.errors import UsageError
+from toast_cli.hardware import written_shape
 from toast_cli.largest_size import split_dims
 from toast_cli.option_values import WITH_OPTION
 from toast_cli.pipeline import Outcome, briefly, plan_given
@@ -186,8 +187,7 @@ def _sharding_of(outcome: Outcome, plan: Plan, shared: frozenset[str]) -> Shared
         if argument.path in shared and program.values[argument.value].shape:
             entries = ("+".join(mesh.names[axis] for axis in axes) or "None" for axes in shardings[argument.value])
             pins.append(f"{argument.path}={','.join(entries)}")
-    shape = ",".join(f"{name}={size}" for name, size in zip(mesh.names, mesh.sizes, strict=True))
-    return SharedSharding(shape, tuple(sorted(pins)))
+    return SharedSharding(written_shape(mesh.shape), tuple(sorted(pins)))
 
 
 def _kept_bytes(outcome: Outcome, shared: frozenset[str]) -> float:

@@ -29,6 +29,7 @@ from toast_cli.emit.specs import (
     partition_spec,
     wide_types,
 )
+from toast_cli.hardware import written_shape
 from toast_cli.program.model import dtype_of
 from toast_cli.program.names import below_root, root_of, subtrees, tree_of
 from toast_cli.rewrite.stage_files import INDEX, StagedArray, StageProgram, read_stages
@@ -318,7 +319,7 @@ def mesh_for(boundary: ProgramInterface, named: dict[str, int], given: Any, devi
             n: s for n, s in axes.items() if s > 1
         }:
             raise UsageError(
-                f"the program is for a mesh {_shape(axes)}; this one is {_shape(dict(given.shape))}",
+                f"the program is for a mesh {written_shape(axes)}; this one is {written_shape(dict(given.shape))}",
                 where="mesh", hint='say axes={"data": "fsdp"} if yours has other names; or give the devices alone',
             )  # fmt: skip
         arranged = given.devices
@@ -340,10 +341,6 @@ def _is_key(leaf: Any) -> bool:
     import jax
 
     return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _shape(axes: dict[str, int]) -> str:
-    return ",".join(f"{name}={size}" for name, size in axes.items())
 
 
 # ---------------------------------------------------------------- programs of pipeline stages

@@ -25,7 +25,7 @@ from typing import Any
 from toast_cli.base.errors import UsageError
 from toast_cli.base.files import Target, check_targets, output_format, write_target
 from toast_cli.emit.specs import InterfaceArray, entry_text, partition_spec, rules_of, tuple_text
-from toast_cli.hardware import load_spec, machine_name, needs_no_file
+from toast_cli.hardware import load_spec, machine_name, needs_no_file, written_shape
 from toast_cli.option_values import request_of_keywords
 from toast_cli.pipeline import Outcome
 from toast_cli.pipeline import partition as run_pipeline
@@ -120,7 +120,7 @@ def machine_of(mesh: Any) -> tuple[str, str]:
     devices = [] if isinstance(mesh, jax.sharding.AbstractMesh) else list(mesh.devices.flat)
     kinds = sorted({device.device_kind for device in devices})
     slices = len({getattr(device, "slice_index", 0) for device in devices})
-    shape = ",".join(f"{axis}={size}" for axis, size in dict(mesh.shape).items())
+    shape = written_shape(dict(mesh.shape))
     name = machine_name(kinds[0], len(devices), slices) if len(kinds) == 1 else None
     if name is None or not needs_no_file(name):
         raise UsageError(

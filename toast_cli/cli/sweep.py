@@ -342,7 +342,7 @@ def _digest(path: str) -> str:
 
 def _shaped(shapes: str | None, request: Request) -> Iterator[SweepPoint]:
     """The request with every shape. A specification that cannot be read makes one failing point."""
-    from toast_cli.hardware import load_spec, parse_shape
+    from toast_cli.hardware import load_spec, parse_shape, written_shape
 
     texts = [None] if shapes is None else [text.strip() for text in shapes.split(";")]
     for text in texts:
@@ -360,9 +360,7 @@ def _shaped(shapes: str | None, request: Request) -> Iterator[SweepPoint]:
                 continue
             choices = spec.mesh_shapes() if wildcards is None else fill_in(wildcards, spec.devices)
             for sizes in choices:
-                yield SweepPoint(
-                    replace(request, mesh_shape=",".join(f"{axis}={size}" for axis, size in sizes.items()))
-                )
+                yield SweepPoint(replace(request, mesh_shape=written_shape(sizes)))
             if not choices:
                 none = f"no shape {text} has the {spec.devices} devices of {spec.name}"
                 yield SweepPoint(replace(request, mesh_shape=text), error=none)

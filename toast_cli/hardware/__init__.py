@@ -22,3 +22,4 @@ from toast_cli.hardware.spec import machine_name as machine_name
 from toast_cli.hardware.spec import needs_no_file as needs_no_file
 from toast_cli.hardware.spec import parse_shape as parse_shape
 from toast_cli.hardware.spec import parse_spec as parse_spec
+from toast_cli.hardware.spec import written_shape as written_shape

@@ -152,6 +152,11 @@ class Mesh:
     def names(self) -> tuple[str, ...]:
         return tuple(axis.name for axis in self.axes)
 
+    @property
+    def shape(self) -> dict[str, int]:
+        """Axis -> its size, in order."""
+        return {axis.name: axis.size for axis in self.axes}
+
     def __str__(self) -> str:
         return " x ".join(f"{axis.name}={axis.size}" for axis in self.axes)
 

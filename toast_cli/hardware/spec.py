@@ -268,6 +268,11 @@ def parse_shape(text: str, where: str = "--mesh-shape") -> dict[str, int]:
     return shape
 
 
+def written_shape(shape: Mapping[str, int]) -> str:
+    """`data=8,model=2`, as `parse_shape` reads it."""
+    return ",".join(f"{name}={size}" for name, size in shape.items())
+
+
 def shape_text(shape: Mapping[str, int]) -> str:
     """`data=8 x model=2`."""
     return " x ".join(f"{name}={size}" for name, size in shape.items()) or "no axes"

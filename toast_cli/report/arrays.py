@@ -72,9 +72,7 @@ def _folded(title: str, entries: Sequence[ArgumentFacts | ResultFacts], limit: i
     largest = sorted(sorted(range(len(folded)), key=lambda number: -sizes[number])[:limit])
     drawn = style.table([("", "fold"), ("", "left"), ("", "right"), ("", "fold")])
     for row, entry in ((folded[number], entries[folded[number].members[0]]) for number in largest):
-        count = len(row.members)
-        times = f"×{format_count(count)}" if count > 1 else ""
-        drawn.add_row(row.pattern, entry.type, times, _sharding(entry, report))
+        drawn.add_row(row.pattern, entry.type, style.times(len(row.members)), _sharding(entry, report))
     hidden = len(folded) - len(largest)
     more = style.more(hidden, "smaller pattern")
     return style.section(f"{title}, {format_count(len(entries))} in all", drawn, *more)
@@ -100,7 +98,7 @@ def live_at_peak(report: Report, width: int, verbose: bool) -> RenderableType | 
         (
             format_bytes(count * array.bytes),
             format_percent(count * array.bytes / peak),
-            f"×{format_count(count)}" if count > 1 else "",
+            style.times(count),
             array.role,
             array.type,
             name,
@@ -229,15 +227,13 @@ def constraints(report: Report, verbose: bool) -> RenderableType | None:
     placed = [constraint for constraint in report.constraints if constraint.place != KERNEL]
     if not placed:
         return None
-    count = format_plural(len(placed), "sharding constraint")
+    title = f"{format_plural(len(placed), 'sharding constraint')} inside the written program"
     if not verbose:
-        return Text(f"{count} inside the written program, nothing to do by hand; --verbose lists them", style.LABEL)
+        return Text(f"{title}, nothing to do by hand; --verbose lists them", style.LABEL)
     alike = Counter((_place(constraint.location), constraint.type, constraint.line) for constraint in placed)
-    rows = [
-        (f"×{format_count(times)}" if times > 1 else "", _line_to_paste(report, *key)) for key, times in alike.items()
-    ]
+    rows = [(style.times(count), _line_to_paste(report, *key)) for key, count in alike.items()]
     drawn = style.table([("", "right"), ("", "fold")], rows)
-    return style.section(f"{count} inside the written program", drawn)
+    return style.section(title, drawn)
 
 
 def _place(location: str) -> str:

@@ -106,7 +106,7 @@ def build_report(
             mesh.name,
             mesh.chip.name,
             mesh.devices,
-            dict(zip(mesh.names, mesh.sizes, strict=True)),
+            mesh.shape,
             {a.name: n for a in mesh.axes if (n := prod(k.size for k in a.links if k.kind == "network")) > 1},
             mesh.hour_price,
         ),
@@ -244,7 +244,7 @@ def baseline_facts(
 
 def other_shape(of: Mesh, mesh: Mesh) -> dict[str, int]:
     """The axes of a mesh; empty for `mesh` itself."""
-    return {} if of == mesh else dict(zip(of.names, of.sizes, strict=True))
+    return {} if of == mesh else of.shape
 
 
 # Counts this close to an integer are rounded: sums of fractions for branches.

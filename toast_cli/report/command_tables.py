@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from toast_cli.hardware import written_shape
 from toast_cli.program.quantities import (
     format_bytes,
     format_count,
@@ -119,7 +120,7 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
     return SweepRow(
         program=program,
         mesh=mesh,
-        mesh_shape=",".join(f"{axis}={size}" for axis, size in report.mesh.axes.items()),
+        mesh_shape=written_shape(report.mesh.axes),
         status=statuses[report.fit] if report.met or report.fit == "no" else BREAKS_BOUND,
         step_seconds=predicted.step_seconds,
         compute_seconds=predicted.compute_seconds,
@@ -133,7 +134,7 @@ def row_of(program: str, mesh: str, report: Report, seconds: float, key: str = "
         devices=report.mesh.devices,
         seed=report.search.seed,
         key=key,
-        dims=",".join(f"{name}={size}" for name, size in report.program.dims.items()),
+        dims=written_shape(report.program.dims),
         tokens_per_second=predicted.tokens_per_second or None,
         samples_per_second=predicted.samples_per_second or None,
         step_price=predicted.step_price or None,
@@ -435,8 +436,8 @@ _SHORT = 20
 def explanation_blocks(explanation: Explanation, width: int, verbose: bool) -> list[RenderableType]:
     """The subject, the reasons in words, the list, and the alternatives."""
     axes = list(explanation.axes)
-    shape = " × ".join(f"{axis}={size}" for axis, size in explanation.axes.items())
-    head = Text(f"{explanation.program} on {explanation.mesh}, ").append_text(style.with_axes(shape, axes))
+    shape = style.with_axes(style.shape(explanation.axes), axes)
+    head = Text(f"{explanation.program} on {explanation.mesh}, ").append_text(shape)
     blocks: list[RenderableType] = [head]
     if explanation.summary and explanation.subject == "plan":
         blocks.append(style.with_axes(explanation.summary, axes))
@@ -462,7 +463,7 @@ def _items(explanation: Explanation, width: int, verbose: bool) -> RenderableTyp
     rows = [
         (
             item.text,
-            f"×{format_count(item.count)}" if item.count != 1 else "",
+            style.times(item.count),
             *([format_seconds(item.seconds) if item.seconds else ""] if timed else []),
             *([format_bytes(item.bytes) if item.bytes else ""] if sized else []),
         )

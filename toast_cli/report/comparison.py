@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from toast_cli.hardware import Mesh
+from toast_cli.hardware import Mesh, written_shape
 from toast_cli.plan.axis_assignment import AxisAssigners
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.problem import Problem
@@ -259,18 +259,12 @@ def figures(comparison: Comparison, width: int) -> RenderableType:
         for contender in comparison.contenders
     ]
     rows = style.fitted(columns, cells, width, spare=((4 + len(priced), 5 + len(priced)), (3,)))
-    shape = " × ".join(f"{axis}={size}" for axis, size in comparison.mesh.axes.items())
     by = f" compiled with {comparison.compiler}" if comparison.compiler else ""
     shown = f"{format_bytes(comparison.limit_bytes)} usable per device"
-    title = f"{comparison.program.title} on {comparison.mesh.name}, {shape}, {shown}"
-    words = Text(
-        "★ best by "
-        + ", then ".join(comparison.minimised)
-        + by
-        + "; on the front: no other plan is better in both time and memory",
-        style.LABEL,
-    )
-    return style.section(title, rows, words)
+    title = f"{comparison.program.title} on {comparison.mesh.name}, {style.shape(comparison.mesh.axes)}, {shown}"
+    best = f"★ best by {', then '.join(comparison.minimised)}{by}"
+    words = f"{best}; on the front: no other plan is better in both time and memory"
+    return style.section(title, rows, Text(words, style.LABEL))
 
 
 def _compiled_texts(contender: Contender) -> tuple[str, str]:
@@ -428,9 +422,8 @@ def with_mesh_choice(report: Report, elsewhere: Iterable[tuple[Mesh, SearchResul
     if not fitting:
         return report
     step_seconds, mesh = min(fitting, key=lambda entry: entry[0])
-    shape = ",".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
     simpler = f"; this one is simpler, and within {MARGIN:.0%}" if step_seconds < report.predicted.step_seconds else ""
-    best = f"with --mesh-shape {shape} the best plan found takes {format_seconds(step_seconds)}"
+    best = f"with --mesh-shape {written_shape(mesh.shape)} the best plan found takes {format_seconds(step_seconds)}"
     return _noted(report, f"toast chose the mesh shape: {best}{simpler}")
 
 

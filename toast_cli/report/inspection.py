@@ -19,8 +19,6 @@ from toast_cli.program.model import Op, Program
 from toast_cli.program.names import slash_path
 from toast_cli.program.ops import ARGUMENT
 from toast_cli.program.quantities import (
-    NamedArray,
-    fold,
     format_bytes,
     format_count,
     format_flops,
@@ -28,6 +26,7 @@ from toast_cli.program.quantities import (
     format_plural,
 )
 from toast_cli.report import style
+from toast_cli.report.words import path_patterns
 
 SCHEMA = "toast.inspection/1"
 _SHORT = 12
@@ -239,13 +238,15 @@ def symbol_table(symbols: Sequence[SymbolFacts], constraints: Sequence[str] = ()
 
 def _listed(
     title: str, heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], limit: int | None, noun: str
-) -> RenderableType:
-    """A section with the first rows, and the number of the others."""
+) -> RenderableType | None:
+    """A section with the first rows, and the number of the others; None without rows."""
+    if not rows:
+        return None
     hidden = len(rows) - limit if limit is not None else 0
     return style.section(title, style.table(heads, rows[:limit]), *style.more(hidden, f"more {noun}"))
 
 
-def _op_table(inspection: Inspection, limit: int | None) -> RenderableType:
+def _op_table(inspection: Inspection, limit: int | None) -> RenderableType | None:
     rows = [
         (
             kind.name,
@@ -270,22 +271,20 @@ def _loop_table(inspection: Inspection, limit: int | None) -> RenderableType | N
         for loop in inspection.loops
     ]
     heads = [("runs", "right"), ("ops", "right"), ("at", "fold")]
-    return _listed("loops", heads, rows, limit, "loop") if rows else None
+    return _listed("loops", heads, rows, limit, "loop")
 
 
-def _class_table(inspection: Inspection, limit: int | None) -> RenderableType:
-    rows = []
-    for group in inspection.classes:
-        patterns = [row.pattern for row in fold([NamedArray(slash_path(member), ()) for member in group.members])]
-        rows.append((group.name, f"{group.size:,}", f"{group.classes:,}", ", ".join(patterns)))
+def _class_table(inspection: Inspection, limit: int | None) -> RenderableType | None:
+    rows = [
+        (group.name, f"{group.size:,}", f"{group.classes:,}", ", ".join(path_patterns(group.members)))
+        for group in inspection.classes
+    ]
     title = "dimensions that toast can split; those on one line are always split together"
     heads = [("", "left"), ("size", "right"), ("count", "right"), ("array.dimension", "fold")]
     return _listed(title, heads, rows, limit, "group")
 
 
 def _conflict_table(inspection: Inspection) -> RenderableType | None:
-    if not inspection.conflicts:
-        return None
     rows = []
     for conflict in inspection.conflicts:
         rest = len(conflict.locations) - _PLACES
@@ -293,18 +292,16 @@ def _conflict_table(inspection: Inspection) -> RenderableType | None:
         places = ", ".join(conflict.locations[:_PLACES]) + more
         rows.append((conflict.name, str(conflict.sides), f"{conflict.components:,}", f"{conflict.values:,}", places))
     heads = [("", "left"), ("choices", "right"), ("places", "right"), ("arrays", "right"), ("at", "fold")]
-    drawn = style.table(heads, rows)
-    return style.section(
-        "conflicts: an array has the dimension twice, and a mesh axis can split only one of the two", drawn
-    )
+    title = "conflicts: an array has the dimension twice, and a mesh axis can split only one of the two"
+    return _listed(title, heads, rows, None, "conflict")
 
 
-def _tensor_table(inspection: Inspection, limit: int | None) -> RenderableType:
+def _tensor_table(inspection: Inspection, limit: int | None) -> RenderableType | None:
     rows = [
         (
             format_bytes(tensor.bytes),
             tensor.type,
-            f"×{tensor.count:,}" if tensor.count > 1 else "",
+            style.times(tensor.count),
             tensor.name if tensor.location else slash_path(tensor.name),
             tensor.location,
         )

@@ -12,7 +12,7 @@ from toast_cli.hardware import Link, Mesh, Spec
 from toast_cli.price.collectives import collective_seconds
 from toast_cli.price.profiles import find_profile
 from toast_cli.program.quantities import format_bytes, format_percent, format_plural, format_seconds
-from toast_cli.report.style import LABEL, TITLE, indented, table, with_axes
+from toast_cli.report.style import LABEL, TITLE, indented, shape, table, with_axes
 
 # The array whose collectives `show` prices.
 SAMPLE_BYTES = 64 * 2**20
@@ -28,7 +28,7 @@ def spec_table(specs: list[Spec]) -> RenderableType:
     )
     for spec in specs:
         mesh = spec.mesh()
-        axes = with_axes(_shape(mesh.names, mesh.sizes), mesh.names)
+        axes = with_axes(shape(mesh.shape), mesh.names)
         usable = format_bytes(mesh.limit_bytes)
         drawn.add_row(Text(spec.name, TITLE), spec.chip.name, str(spec.devices), axes, usable, spec.description)
     return drawn
@@ -36,13 +36,13 @@ def spec_table(specs: list[Spec]) -> RenderableType:
 
 def spec_blocks(spec: Spec, mesh: Mesh) -> list[RenderableType]:
     """The sections of `toast mesh show`, top to bottom."""
-    shapes = ", ".join(_shape(tuple(shape), tuple(shape.values())) for shape in spec.mesh_shapes())
+    shapes = ", ".join(map(shape, spec.mesh_shapes()))
     usable = spec.chip.memory_bytes - spec.chip.reserved_bytes
     memory = f"{format_bytes(mesh.limit_bytes)} a device for plans ({format_percent(spec.memory_fraction)} of "
     memory += f"{format_bytes(usable)} usable)"
     return [
         Text(spec.name, TITLE).append(f"  {spec.description}" if spec.description else "", ""),
-        with_axes(f"{format_plural(mesh.devices, 'device')}, {_shape(mesh.names, mesh.sizes)}", mesh.names),
+        with_axes(f"{format_plural(mesh.devices, 'device')}, {shape(mesh.shape)}", mesh.names),
         Text(memory),
         Text("\nchip", TITLE).append(f"  {spec.chip.name}, figures of one device", LABEL),
         indented(_chip_table(spec)),
@@ -133,7 +133,3 @@ def _over(link: Link) -> str:
     """`x: ring of 4, 45 GB/s`, or for a switch or network, which is alone on its machine, `switch of 8, 300 GB/s`."""
     name = "" if link.dimension == link.kind else f"{link.dimension}: "
     return f"{name}{link.kind} of {link.size}, {format_rate(link.bytes_per_second, 'B/s')}"
-
-
-def _shape(names: tuple[str, ...], sizes: tuple[int, ...]) -> str:
-    return " × ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))

@@ -16,7 +16,7 @@ from typing import Any
 
 from toast_cli.base.errors import InputError
 from toast_cli.base.files import read_json, typed
-from toast_cli.hardware.spec import MOST_DEVICES
+from toast_cli.hardware.spec import MOST_DEVICES, written_shape
 from toast_cli.plan import partitioned
 from toast_cli.plan.partitioned import CollectiveFacts as CollectiveFacts
 from toast_cli.plan.partitioned import ConstraintFacts as ConstraintFacts
@@ -50,11 +50,7 @@ class ProgramFacts:
     @property
     def title(self) -> str:
         """The name, with the sizes of symbolic dimensions: `train_step (b=256, s=4096)`."""
-        return (
-            f"{self.name} ({', '.join(f'{name}={size}' for name, size in self.dims.items())})"
-            if self.dims
-            else self.name
-        )
+        return f"{self.name} ({written_shape(self.dims).replace(',', ', ')})" if self.dims else self.name
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,7 @@ class BaselineFacts:
 
 def strategy_label(name: str, axes: str, mesh: Mapping[str, int]) -> str:
     """A strategy's name in tables: `fsdp:model,data on data=4,model=2`."""
-    shape = ",".join(f"{axis}={size}" for axis, size in mesh.items())
-    return f"{axes or name} on {shape}" if shape else axes or name
+    return f"{axes or name} on {written_shape(mesh)}" if mesh else axes or name
 
 
 @dataclass(frozen=True)

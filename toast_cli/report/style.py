@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, cycle
 from typing import Any, TextIO
 
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from toast_cli.base.units import printable, printable_lines
 from toast_cli.price.memory_fit import NO, UNSURE, YES
-from toast_cli.program.quantities import format_plural
+from toast_cli.program.quantities import format_count, format_plural
 
 NARROWEST, WIDEST = 60, 200
 # Minimum widths of a column that wraps, and of one of names.
@@ -221,6 +221,16 @@ def section(title: str, *body: RenderableType) -> RenderableType:
 def more(hidden: int, noun: str) -> list[Text]:
     """A line about what is listed with --verbose alone, if there is something."""
     return [Text(f"and {format_plural(hidden, noun)}; --verbose lists all", LABEL)] if hidden > 0 else []
+
+
+def times(count: float) -> str:
+    """`×1,024`; empty for once."""
+    return f"×{format_count(count)}" if count != 1 else ""
+
+
+def shape(axes: Mapping[str, int]) -> str:
+    """`data=8 × model=2`."""
+    return " × ".join(f"{axis}={size}" for axis, size in axes.items())
 
 
 def room(width: int, rows: Sequence[Sequence[str]]) -> int:

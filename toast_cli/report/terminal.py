@@ -18,8 +18,6 @@ from rich.text import Text
 from toast_cli.price.memory_fit import NO, UNSURE, YES, fit_of
 from toast_cli.program.names import slash_path
 from toast_cli.program.quantities import (
-    NamedArray,
-    fold,
     format_bytes,
     format_count,
     format_flops,
@@ -40,7 +38,7 @@ from toast_cli.report.model import (
     Report,
     strategy_label,
 )
-from toast_cli.report.words import scope_texts
+from toast_cli.report.words import path_patterns, scope_texts
 
 
 def goal(report: Report) -> RenderableType | None:
@@ -190,7 +188,6 @@ def header(report: Report) -> RenderableType:
     """Program, mesh and strategy, a line each where they fit on one."""
     program, mesh = report.program, report.mesh
     arguments = f"{format_plural(program.arguments, 'argument')} of {format_bytes(program.parameter_bytes)}"
-    shape = " × ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
     limit = f"{format_bytes(report.predicted.limit_bytes)} usable per device"
     lines = _labelled()
     lines.add_row(
@@ -198,7 +195,8 @@ def header(report: Report) -> RenderableType:
         _lead(program.title, f"{format_plural(program.ops, 'op')}, {arguments}, {format_flops(program.flops)} a step"),
     )
     mesh_text = _lead(mesh.name, f"{format_plural(mesh.devices, 'device')} ({mesh.chip}), ")
-    lines.add_row("mesh", mesh_text.append_text(style.with_axes(shape, list(mesh.axes))).append(f", {limit}"))
+    shape = style.with_axes(style.shape(mesh.axes), list(mesh.axes))
+    lines.add_row("mesh", mesh_text.append_text(shape).append(f", {limit}"))
     if mesh.networks:
         axes, groups = list(mesh.networks), prod(mesh.networks.values())
         crossing = sum(c.seconds for c in report.collectives if not mesh.networks.keys().isdisjoint(c.axes))
@@ -396,7 +394,7 @@ def groups(report: Report) -> RenderableType:
     title = f"dimensions, {format_plural(analysis.groups, 'kind')} of them{twice if analysis.conflicts else ''}"
     heads = [("dimension", "left"), ("count", "right"), ("size", "right"), ("array.dimension", "fold")]
     rows = [
-        (group.name, format_count(group.classes), format_count(group.size), ", ".join(_patterns(group.members)))
+        (group.name, format_count(group.classes), format_count(group.size), ", ".join(path_patterns(group.members)))
         for group in analysis.group_list
     ]
     return style.section(title, style.table(heads, rows))
@@ -454,7 +452,7 @@ def _whereabouts(report: Report, room: int) -> list[str]:
         if decision.target not in seen and decision.kind == "shard":
             having = members.get(decision.target, [])
             split = [member for member in having if decision.axis in stored.get(member, [])]
-            words.append(_as_many(_patterns(split or having), room) if having else "no argument")
+            words.append(_as_many(path_patterns(split or having), room) if having else "no argument")
             words += [] if split else ["only inside the program"]
         elif decision.kind != "shard":
             words.append(decision.text)
@@ -467,10 +465,6 @@ def _whereabouts(report: Report, room: int) -> list[str]:
         seen.setdefault(decision.target, number)
         texts.append("; ".join(words))
     return texts
-
-
-def _patterns(members: Sequence[str]) -> list[str]:
-    return [row.pattern for row in fold([NamedArray(slash_path(name), ()) for name in members])]
 
 
 def _as_many(patterns: Sequence[str], room: int) -> str:

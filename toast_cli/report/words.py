@@ -21,7 +21,7 @@ from toast_cli.price.cost import CollectiveUse, Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import surely_fitting_bytes
 from toast_cli.program.names import slash_path
-from toast_cli.program.quantities import format_bytes, format_percent, format_seconds
+from toast_cli.program.quantities import NamedArray, fold, format_bytes, format_percent, format_seconds
 from toast_cli.program.roles import STATE, WEIGHTS
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.tactics import PricedStrategy
@@ -193,6 +193,11 @@ def scope_name(problem: Problem, decision: Shard) -> str:
 def part_name(problem: Problem, decision: Shard) -> str:
     """The group to whose ops a decision is limited, by name; empty if it is not limited."""
     return "" if decision.only == NONE else problem.dimensions.groups[decision.only].name
+
+
+def path_patterns(paths: Sequence[str]) -> list[str]:
+    """`params/layers/*/wq.0`: paths of arrays or of their dimensions, similar ones folded."""
+    return [row.pattern for row in fold([NamedArray(slash_path(path), ()) for path in paths])]
 
 
 def name_list(names: Sequence[str]) -> list[str]:

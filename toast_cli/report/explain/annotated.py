@@ -39,10 +39,9 @@ def explain_annotated(study: Study, annotated: AsAnnotated, content: bytes, wher
         alternatives="what a step would take",
         changes=[study.priced("with toast's plan", plan)],
     )
-    axes = dict(zip(annotated.mesh.names, annotated.mesh.sizes, strict=True))
     return replace(
         explained,
-        axes=axes,
+        axes=annotated.mesh.shape,
         summary="the program's own shardings",
         step_seconds=cost.step_seconds,
         peak_bytes=round(cost.peak_bytes),

@@ -15,6 +15,7 @@ from toast_cli.base.errors import InputError
 from toast_cli.base.yamltree import nearest
 from toast_cli.dimensions.model import FactorKind
 from toast_cli.frontend.source import Source
+from toast_cli.hardware import written_shape
 from toast_cli.plan.axis_assignment import claim_of
 from toast_cli.plan.decisions import LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower
@@ -97,8 +98,8 @@ class Study:
         """An explanation of something about this plan; see `Explanation`."""
         mesh = self.problem.mesh
         return Explanation(
-            self.problem.program.name, mesh.name, dict(zip(mesh.names, mesh.sizes, strict=True)),
-            summary(self.problem, self.plan), self.cost.step_seconds, round(self.cost.peak_bytes), mesh.limit_bytes,
+            self.problem.program.name, mesh.name, mesh.shape, summary(self.problem, self.plan),
+            self.cost.step_seconds, round(self.cost.peak_bytes), mesh.limit_bytes,
             subject, list(sentences), listed, list(items), alternatives, list(changes),
         )  # fmt: skip
 
@@ -303,7 +304,7 @@ def stored_request(path: str) -> dict[str, Any]:
     report = read_report(path)
     program = report.program
     return {
-        "mesh_shape": ",".join(f"{axis}={size}" for axis, size in report.mesh.axes.items()),
+        "mesh_shape": written_shape(report.mesh.axes),
         "parted": program.parted,
         "microbatches": max(1, program.microbatches),
         "recompute": program.recompute if program.recompute in list(Recompute) else None,
