@@ -20,7 +20,6 @@ from toast_cli.emit.minimal import reduced_behind_transposes
 from toast_cli.emit.misread import in_regions, shardings_at
 from toast_cli.emit.regions.rules import group_bounds
 from toast_cli.emit.shardy import CONSTRAINT, ShardyNotation, annotated, read_sharding
-from toast_cli.frontend.attributes import REGION
 from toast_cli.frontend.constraints import manual_axes
 from toast_cli.frontend.known_numbers import CONDITIONALS
 from toast_cli.frontend.rules import RaggedDot, general_ragged_dot, ragged_dot
@@ -28,7 +27,7 @@ from toast_cli.frontend.source import Source, Use
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, replicated, without
 from toast_cli.program.model import Program
-from toast_cli.program.ops import BARRIER, BLOCK_SCALED_DOT, BROADCAST_IN_DIM, CUSTOM_CALL, RAGGED_DOT
+from toast_cli.program.ops import BARRIER, BLOCK_SCALED_DOT, BROADCAST_IN_DIM, CUSTOM_CALL, MANUAL_REGION, RAGGED_DOT
 from toast_cli.program.values import on_host, remade_values
 from toast_cli.xla import ir
 from toast_cli.xla.build import INDEX, Builder
@@ -63,17 +62,17 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
         with annotated(source.module, annotations, notation), source.module.context, ir.Location.unknown():
             # Here, since an operation's hash changes with its operands.
             numbers = {source.operations[n]: n for n, op in enumerate(source.program.ops) if op.region is not None}
-            regions = xla.walk_ops(source.module, REGION)
+            regions = xla.walk_ops(source.module, MANUAL_REGION)
             boundaries = [boundary(region, source, lowered, numbers.get(region)) for region in regions]
             module = source.module.operation.clone()
             keep_branch_operands(module)
             write_out_ragged(module)
             # Number and type of the constants of one number outside of manual regions.
             constants = xla.walk_ops(module, BROADCAST_IN_DIM, CONSTANT)
-            constants = [op for op in constants if all(holder.name != REGION for holder in around(op))]
+            constants = [op for op in constants if all(holder.name != MANUAL_REGION for holder in around(op))]
             numbered = [(the_one_number(op), str(op.results[0].type)) for op in constants]
             outside_regions = {(number, kind) for number, kind in numbered if number}
-            for region, shardings in zip(xla.walk_ops(module, REGION), boundaries, strict=True):
+            for region, shardings in zip(xla.walk_ops(module, MANUAL_REGION), boundaries, strict=True):
                 flatten(region, shardings, lowered.axis_sizes, outside_regions)
             text = without_shardy(xla.stablehlo_to_hlo_text(xla.write_bytecode(module)))
     if (devices := prod(lowered.axis_sizes)) > 1:  # as XLA prints it
@@ -287,7 +286,7 @@ def refuse_shardy_only(source: Source, lowered: PartitionedProgram) -> None:
         some = set(manual_axes(operation)) < set(lowered.axis_names)
         if some and xla.walk_ops(operation, RAGGED_DOT):
             refused = "ragged_dot in a manual region (shard_map) over some axes"
-        elif len(xla.walk_ops(operation, REGION)) > 1:
+        elif len(xla.walk_ops(operation, MANUAL_REGION)) > 1:
             refused = "a manual region (shard_map) in another one (axis_index in a shard_map over some axes is one)"
         elif some and xla.walk_ops(operation, *NOT_OVER_SOME_AXES):
             refused = "a manual region (shard_map) over some axes with an all-gather, all-to-all or broadcast in it"

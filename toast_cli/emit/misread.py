@@ -49,7 +49,6 @@ from toast_cli.emit.regions.values import Completions, completions
 from toast_cli.emit.shardy import ShardyNotation, Undo, replace_by_region
 from toast_cli.frontend.rules import convolution_dims
 from toast_cli.frontend.source import Source, Use
-from toast_cli.kernels.describe import CUSTOM_CALL
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.sharding import Sharding, axes_of, local_shape, replicated, shards
 from toast_cli.program.model import Op, Program
@@ -57,6 +56,7 @@ from toast_cli.program.ops import (
     BLOCK_SCALED_DOT,
     CARRY,
     CONVOLUTION,
+    CUSTOM_CALL,
     DYNAMIC_SLICE,
     DYNAMIC_UPDATE_SLICE,
     FFT,

@@ -15,8 +15,8 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.base.errors import InputError, UsageError
 from toast_cli.base.units import printable
-from toast_cli.program.ops import BROADCAST_IN_DIM, kind_of
-from toast_cli.xla import declare_mesh, free_symbol, ir, operations_in
+from toast_cli.program.ops import BROADCAST_IN_DIM, CONSTANT, CUSTOM_CALL, MANUAL_REGION, kind_of
+from toast_cli.xla import call_target, declare_mesh, free_symbol, ir, operations_in, string_of
 
 # Returns the location of an attribute for error messages. It is called only if something is wrong.
 Locator = Callable[[], str]
@@ -34,7 +34,7 @@ def string_value(attribute: Any, name: str, place: Locator) -> str:
     """The string that an attribute called `name` must be."""
     if not isinstance(attribute, ir.StringAttr):
         raise wrong_kind(attribute, name, "a text", place)
-    return bytes(attribute.value_bytes).decode("utf-8", "replace")
+    return string_of(attribute)
 
 
 def integer(attributes: Mapping[str, Any] | Any, name: str, place: Locator, *, least: int, most: int) -> int | None:
@@ -97,7 +97,6 @@ def _hint(name: str) -> str:
 #
 # XLA's partitioner must know on which device each of them runs.
 
-CUSTOM_CALL, REGION = "stablehlo.custom_call", "sdy.manual_computation"
 EFFECTS = frozenset({"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv", "stablehlo.send", CUSTOM_CALL})
 SHARDING = "sdy.sharding"
 NUMBERS = ("stablehlo.partition_id", "stablehlo.replica_id")
@@ -114,7 +113,7 @@ def bind_effects(module: Any) -> None:
     """Binds every operation with effects and without a device to device 0."""
     unplaced = [
         operation
-        for operation in operations_in(module, outside=REGION)
+        for operation in operations_in(module, outside=MANUAL_REGION)
         if operation.name in EFFECTS and has_effect(operation) and SHARDING not in operation.attributes
     ]
     if not unplaced:
@@ -139,29 +138,26 @@ def has_effect(operation: Any) -> bool:
     attributes = operation.attributes
     if "has_side_effect" not in attributes or not ir.BoolAttr(attributes["has_side_effect"]).value:
         return False
-    return not _target(operation).startswith(PLACELESS)
+    return not call_target(operation).startswith(PLACELESS)
 
 
 def refuse_unpartitionable(module: Any, place: Any, *, shardy: bool) -> None:
     """Raises `UsageError` at the first operation outside manual regions that XLA's partitioner refuses. shardy: True if
     Shardy reads the program; it loses the device of a custom call and, in jaxlib 0.12, that of an infeed or outfeed."""
-    for operation in operations_in(module, outside=REGION):
+    for operation in operations_in(module, outside=MANUAL_REGION):
         name, hint = operation.name.removeprefix("stablehlo."), "write it with --format hlo"
+        is_call = operation.name == CUSTOM_CALL and has_effect(operation)
         if kind_of(operation.name).per_device:
             asks = operation.name in NUMBERS
             what = f"{name} asks on which device it runs" if asks else f"{name} communicates outside manual regions"
             hint = BEFORE
         elif shardy and name in ("infeed", "outfeed"):
             what = f"{name} needs a device, which Shardy forgets"
-        elif shardy and operation.name == CUSTOM_CALL and has_effect(operation) and CALLBACK not in _target(operation):
-            what = f"the custom call {_target(operation)} has side effects"
+        elif shardy and is_call and CALLBACK not in call_target(operation):
+            what = f"the custom call {call_target(operation)} has side effects"
         else:
             continue
         raise UsageError(f"{what}; XLA's partitioner refuses it here", where=place(operation), hint=hint)
-
-
-def _target(operation: Any) -> str:
-    return bytes(ir.StringAttr(operation.attributes["call_target_name"]).value_bytes).decode("utf-8", "replace")
 
 
 # ---------------------------------------------------------------- messages of jaxlib
@@ -211,7 +207,6 @@ def place_of(operation: Any, path: str) -> str:
 # ---------------------------------------------------------------- splat constants
 # Makes splat constants, and duplicates them: one copy for each op that reads one. Scalars are merged.
 
-_CONSTANT = "stablehlo.constant"
 _DISTINGUISHING = frozenset(["value", "comparison_direction", "compare_type"])  # attributes of scalars that are merged
 
 
@@ -220,7 +215,7 @@ def merge_scalars(root: Any) -> None:
     weight, are a fifth of the operations of a training step, and have no dimension that a plan could split."""
     scalars: dict[Any, Any] = {}
     for operation in operations_in(root):
-        constant = operation.name == _CONSTANT
+        constant = operation.name == CONSTANT
         if not (constant or kind_of(operation.name).elementwise) or len(operation.results) != 1:
             continue
         kind = operation.results[0].type
@@ -241,7 +236,7 @@ def merge_scalars(root: Any) -> None:
 
 def copy_splats(function: Any) -> None:
     """Gives each op that reads a splat constant a copy in front of it."""
-    makers = xla.walk_ops(function, BROADCAST_IN_DIM, _CONSTANT, inner_first=True)
+    makers = xla.walk_ops(function, BROADCAST_IN_DIM, CONSTANT, inner_first=True)
     for operation in [maker for maker in makers if maker.results[0].type.rank and is_splat(maker)]:
         readers = list(dict.fromkeys(use.owner.operation for use in operation.results[0].uses))
         if readers and readers[0].block != operation.block:
@@ -257,12 +252,12 @@ def is_splat(operation: Any) -> bool:
     """True if an operation makes an array with one constant value."""
     if operation.name == BROADCAST_IN_DIM:
         scalar = operation.operands[0]
-        return not scalar.type.rank and not isinstance(scalar, ir.BlockArgument) and scalar.owner.name == _CONSTANT
-    return operation.name == _CONSTANT and xla.constant_number(operation) is not None
+        return not scalar.type.rank and not isinstance(scalar, ir.BlockArgument) and scalar.owner.name == CONSTANT
+    return operation.name == CONSTANT and xla.constant_number(operation) is not None
 
 
 def splat_of(number: str, kind: Any, ip: Any) -> Any:
     """A constant at an insertion point; every element is one number, given as text (see `xla.constant_number`)."""
-    constant = ir.Operation.parse(f'"{_CONSTANT}"() {{value = dense<{number}> : {kind}}} : () -> {kind}')
+    constant = ir.Operation.parse(f'"{CONSTANT}"() {{value = dense<{number}> : {kind}}} : () -> {kind}')
     ip.insert(constant)
     return constant.results[0]

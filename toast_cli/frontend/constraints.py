@@ -16,7 +16,6 @@ import numpy as np
 from toast_cli.base.errors import InputError
 from toast_cli.frontend.attributes import place_of
 from toast_cli.frontend.shardings import (
-    MANUAL_REGION,
     AnnotatedSharding,
     Annotation,
     Axes,
@@ -29,7 +28,7 @@ from toast_cli.frontend.shardings import (
 )
 from toast_cli.hardware.model import Groups
 from toast_cli.program.model import ManualCollective, Op
-from toast_cli.program.ops import RAGGED_ALL_TO_ALL
+from toast_cli.program.ops import MANUAL_REGION, RAGGED_ALL_TO_ALL
 from toast_cli.xla import ir, sdy, walk_ops
 
 

@@ -15,7 +15,9 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.base.errors import InputError
 from toast_cli.frontend.attributes import place_of
+from toast_cli.program.ops import CONSTANT, CUSTOM_CALL
 from toast_cli.xla import (
+    call_target,
     holds_resource,
     ir,
     main_function,
@@ -104,7 +106,6 @@ def sorted_after(places: Iterable[int], before: list[list[int]]) -> list[int]:
 # prints `dense_resource<name>` and may omit the resource. Both become a `stablehlo.constant` of a missing resource:
 # planning does not need the values, and writing or running the program is refused.
 
-CONSTANT = "stablehlo.constant"
 # Custom call target that replaces a constant while HLO is converted; its line and column follow.
 MARKER = "toast.left_out."
 _START = "constant("
@@ -151,11 +152,10 @@ def _end_of(text: str, start: int, dots: int) -> int:
 
 def take_markers(module: Any) -> None:
     """Replaces the custom calls of `with_markers` by constants of a missing resource."""
-    for call in walk_ops(module, "stablehlo.custom_call"):
-        target = bytes(ir.StringAttr(call.attributes["call_target_name"]).value_bytes).decode("utf-8", "replace")
-        if not target.startswith(MARKER):
+    for call in walk_ops(module, CUSTOM_CALL):
+        if not call_target(call).startswith(MARKER):
             continue
-        line, column = map(int, target.removeprefix(MARKER).split("."))
+        line, column = map(int, call_target(call).removeprefix(MARKER).split("."))
         kind = call.results[0].type
         with module.context:
             place = ir.Location.file("-", line, column)
@@ -208,7 +208,7 @@ def with_dense_constants(text: bytes) -> bytes:
 
 def dense_module(module: Any) -> Any:
     """A module with constants inlined; the one given if there is nothing to do."""
-    if not any(map(holds_resource, walk_ops(module, "stablehlo.constant", "mhlo.constant", "arith.constant"))):
+    if not any(map(holds_resource, walk_ops(module, CONSTANT, "mhlo.constant", "arith.constant"))):
         return module
     text = module.operation.get_asm(enable_debug_info=True, binary=True)
     return parse_module(module.context, with_dense_constants(text))

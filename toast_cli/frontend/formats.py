@@ -23,7 +23,8 @@ from toast_cli.base.errors import InputError
 from toast_cli.base.files import PROGRAM_BYTES, STDIN, limit_of, read_file, too_large
 from toast_cli.frontend.attributes import first_error, place_of
 from toast_cli.frontend.convert import flatbuffer_bytes, message_fields
-from toast_cli.xla import ir, location_name, make_context, operations_in, parse_module
+from toast_cli.program.ops import CUSTOM_CALL
+from toast_cli.xla import call_target, ir, location_name, make_context, operations_in, parse_module
 
 _MARK = b"\xef\xbb\xbf"  # the byte order mark
 GZIP, ZSTD, BYTECODE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ML\xefR"
@@ -292,7 +293,6 @@ def _byte_for_each(match: re.Match[bytes]) -> bytes:
 # XLA's conversion to HLO accepts the operations of `shape` and `tensor`, and constants, if shapes are static.
 DIALECTS = frozenset({"builtin", "func", "stablehlo", "chlo", "mhlo", "sdy", "shape", "tensor"})
 TAKEN = frozenset({"arith.constant"})
-CUSTOM_CALL = "stablehlo.custom_call"
 # Attributes that a custom call keeps: names without a dialect prefix, and MHLO's.
 READ = frozenset({"api_version", "backend_config", "call_target_name", "called_computations", "mhlo"})
 LOWER = (
@@ -302,7 +302,7 @@ LOWER = (
 
 
 EXPORT_AGAIN = "export the program again with JAX 0.7 or newer, whose partitioner is Shardy"
-GSPMD_BOUNDARY = frozenset({b"SPMDFullToShardShape", b"SPMDShardToFullShape"})
+GSPMD_BOUNDARY = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
 UNREGISTERED = "unregistered dialect"
 
 
@@ -375,15 +375,10 @@ def refuse_foreign(module: Any, path: str) -> None:
             what, hint = f"{name} is not StableHLO", LOWER
         elif name.startswith("mhlo.") and module.context.is_registered_operation(name.replace("mhlo", "stablehlo", 1)):
             what = f"{name} is MHLO, the predecessor of StableHLO"
-        elif name == CUSTOM_CALL and _target(operation) in GSPMD_BOUNDARY:
+        elif name == CUSTOM_CALL and call_target(operation) in GSPMD_BOUNDARY:
             what = "a manual region (shard_map) in GSPMD's form"
         if what:
             raise InputError(what, where=place_of(operation, path), hint=hint)
-
-
-def _target(call: Any) -> bytes:
-    """The target of a custom call, which need not be UTF-8."""
-    return bytes(ir.StringAttr(call.attributes["call_target_name"]).value_bytes)
 
 
 def is_known(name: str) -> bool:

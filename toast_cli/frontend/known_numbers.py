@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.frontend.inline import moved_out, numbers, replace_operation
+from toast_cli.program.ops import CASE, CONSTANT, IF, SELECT, WHILE
 from toast_cli.xla import (
     PickedDimensions,
     attributes_of,
@@ -85,10 +86,10 @@ def before_loops(value: Any) -> Any:
     """What a value is before the loops that pass it to their bodies unchanged; other values as they are."""
     while isinstance(value.owner, ir.Block):
         loop = value.owner.owner.operation
-        if loop.name != "stablehlo.while":
+        if loop.name != WHILE:
             return value
         body, number = loop.regions[1].blocks[0], ir.BlockArgument(value).arg_number
-        if body.operations[len(body.operations) - 1].operands[number] != body.arguments[number]:
+        if terminator(body).operands[number] != body.arguments[number]:
             return value
         value = loop.operands[number]
     return value
@@ -210,7 +211,7 @@ def _elementwise(function: Callable[..., Array]) -> Callable[[Any, Sequence[Arra
 # Supported operation -> a function that evaluates it.
 _COMPUTED: dict[str, Callable[[Any, Sequence[Array]], Array | None]] = {
     "stablehlo.iota": _iota,
-    "stablehlo.constant": _constant,
+    CONSTANT: _constant,
     "stablehlo.broadcast_in_dim": _broadcast,
     "stablehlo.reshape": _reshape,
     "stablehlo.transpose": lambda maker, arrays: arrays[0].transpose(numbers(maker, "permutation")),
@@ -247,7 +248,6 @@ _COMPUTED: dict[str, Callable[[Any, Sequence[Array]], Array | None]] = {
 # compute and communicate them.
 
 DROP_UNREAD = "func.func(trivial-dce)"
-CASE, IF, SELECT = "stablehlo.case", "stablehlo.if", "stablehlo.select"
 CONDITIONALS = frozenset({CASE, IF})
 DECIDED = CONDITIONALS | {SELECT}
 

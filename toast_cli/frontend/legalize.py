@@ -33,6 +33,7 @@ from toast_cli.frontend.inline import (
     unchanged_operand,
 )
 from toast_cli.frontend.rules import general_ragged_dot
+from toast_cli.program.ops import CONSTANT
 from toast_cli.xla import attributes_of, create, dot_dimension_numbers, ir, walk_ops
 from toast_cli.xla.build import Builder
 
@@ -195,7 +196,7 @@ def plain_constant(operation: Any) -> Values | None:
     value = operation.attributes["value"]
     if not isinstance(value, ir.DenseElementsAttr | ir.DenseResourceElementsAttr):
         return None
-    return create("stablehlo.constant", [], [operation.results[0].type], {"value": value}, operation)
+    return create(CONSTANT, [], [operation.results[0].type], {"value": value}, operation)
 
 
 def chlo_top_k(operation: Any) -> Values | None:

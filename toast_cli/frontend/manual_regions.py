@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from toast_cli.base.errors import InputError
 from toast_cli.frontend import attributes as foreign
-from toast_cli.frontend.attributes import NUMBERS, REGION, place_of
+from toast_cli.frontend.attributes import NUMBERS, place_of
 from toast_cli.frontend.inline import callee_name, replace_operation
 from toast_cli.frontend.shardings import (
     FRONTEND,
@@ -23,7 +23,7 @@ from toast_cli.frontend.shardings import (
     called_name,
     frontend_texts,
 )
-from toast_cli.program.ops import kind_of
+from toast_cli.program.ops import MANUAL_REGION, kind_of
 from toast_cli.xla import declare_mesh, ir, operations_in, run_passes, sdy, stablehlo, walk_ops
 from toast_cli.xla.build import Builder
 
@@ -96,7 +96,7 @@ def restore_region(call: Any, path: str) -> None:
     outside = list(entrance.operands) if entrance is not None else []
     results = list(way_out.results) if way_out is not None else []
     region = ir.Operation.create(
-        REGION,
+        MANUAL_REGION,
         results=[result.type for result in results],
         operands=outside,
         attributes={
@@ -128,7 +128,7 @@ def restore_region(call: Any, path: str) -> None:
 def close_boundaries(module: Any) -> None:
     """States how operands and results of manual regions are sharded over axes that a constraint or region in it names.
     Where the program leaves that open, Shardy propagates it out of the region. Calls must be inlined."""
-    regions = [region for region in walk_ops(module, REGION) if _names_more(region)]
+    regions = [region for region in walk_ops(module, MANUAL_REGION) if _names_more(region)]
     if not regions:
         return
     copy = module.operation.clone()
@@ -136,8 +136,8 @@ def close_boundaries(module: Any) -> None:
         for name in ("arg_attrs", "res_attrs"):
             if name in function.operation.attributes:
                 del function.operation.attributes[name]
-    places = {region: k for k, region in enumerate(walk_ops(module, REGION))}
-    copies = walk_ops(copy, REGION)
+    places = {region: k for k, region in enumerate(walk_ops(module, MANUAL_REGION))}
+    copies = walk_ops(copy, MANUAL_REGION)
     closed_regions = [copies[places[region]] for region in regions]
     run_passes(copy, PROPAGATION)
     for region, closed in zip(regions, closed_regions, strict=True):
@@ -149,7 +149,7 @@ def close_boundaries(module: Any) -> None:
 def _names_more(region: Any) -> bool:
     """True if something in a region names axes that are not manual there."""
     inside = [operation.attributes["sharding"] for operation in walk_ops(region, "sdy.sharding_constraint")]
-    regions = [operation.attributes["manual_axes"] for operation in walk_ops(region, REGION)[1:]]
+    regions = [operation.attributes["manual_axes"] for operation in walk_ops(region, MANUAL_REGION)[1:]]
     return any('"' in str(stated) for stated in (*inside, *regions))
 
 
@@ -194,7 +194,7 @@ def collectives_outside(view: Any) -> list[Any]:
     Args:
         view: a module or function.
     """
-    return [operation for operation in operations_in(view, outside=REGION) if kind_of(operation.name).per_device]
+    return [operation for operation in operations_in(view, outside=MANUAL_REGION) if kind_of(operation.name).per_device]
 
 
 def values_alone(operation: Any, partitions: int, replicas: int) -> list[Any] | None:

@@ -33,7 +33,6 @@ from toast_cli.frontend.manual_regions import (
     restore_manual_regions,
 )
 from toast_cli.frontend.shardings import (
-    MANUAL_REGION,
     MOST_DEVICES,
     PARTITIONS,
     Annotation,
@@ -47,9 +46,9 @@ from toast_cli.frontend.simplify import (
     is_tuple,
     rewrite_shifts,
 )
-from toast_cli.kernels.describe import CUSTOM_CALL, describe_kernels
+from toast_cli.kernels.describe import describe_kernels
 from toast_cli.kernels.table import Table
-from toast_cli.program.ops import kind_of
+from toast_cli.program.ops import CUSTOM_CALL, MANUAL_REGION, kind_of
 from toast_cli.xla import (
     ir,
     make_context,

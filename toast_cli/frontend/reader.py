@@ -35,19 +35,39 @@ from toast_cli.frontend.rules import (
     table_rule,
     windows_of,
 )
-from toast_cli.frontend.shardings import FRONTEND, MANUAL_REGION
+from toast_cli.frontend.shardings import FRONTEND
 from toast_cli.frontend.trips import stated_runs, trip_count, trip_limit
 from toast_cli.kernels.describe import hand_written
 from toast_cli.kernels.table import suggestion
 from toast_cli.program.model import Argument, Loop, ManualRegion, Op, Program, Result, Value
-from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, JOIN, OP_KINDS, RAGGED_DOT, RESULT, kind_of
+from toast_cli.program.ops import (
+    ARGUMENT,
+    BARRIER,
+    CARRY,
+    CASE,
+    CONCATENATE,
+    CONSTANT,
+    CUSTOM_CALL,
+    IF,
+    JOIN,
+    MANUAL_REGION,
+    OP_KINDS,
+    RAGGED_DOT,
+    REDUCE,
+    RESULT,
+    RNG,
+    SCATTER,
+    WHILE,
+    kind_of,
+)
 from toast_cli.program.roles import with_donated_buffers
 from toast_cli.program.values import TO_DEVICE, TO_HOST, only_moves, updated_in_place, with_unsharded_sums
+from toast_cli.xla import call_target, terminator
 
 Shape = tuple[int, ...]
 _NUMBERED = re.compile(r"(?:p|param|parameter|arg|args|Arg)?[_.]?\d*\.\d+")  # no name that a function can have
 # Ops that are no repetitions: random numbers, calls, barriers, and constants, some of which Python cannot read.
-_APART = ("stablehlo.custom_call", "stablehlo.rng", "stablehlo.optimization_barrier", "stablehlo.constant")
+_APART = (CUSTOM_CALL, RNG, BARRIER, CONSTANT)
 # Custom calls of XLA itself, of its libraries, and of Python callbacks.
 _OF_XLA = re.compile(r"__|xla|lapack|mhlo\.|SPMD|Sharding|X64|cu_|hip_")
 CONSTRAINT = "sdy.sharding_constraint"
@@ -120,12 +140,12 @@ class Reader:
             number = self._define(argument)
             self._add(Op(ARGUMENT, (), (number,), free_rule(self.values[number].shape)), owner)
         self._block(block, 1.0, -1)
-        terminator = block.operations[len(block.operations) - 1]
-        for position, operand in enumerate(terminator.operands):
+        end = terminator(block)
+        for position, operand in enumerate(end.operands):
             number = self._numbers[operand]
             rule = identity_rule(self.values[number].shape, 1, 0)
-            op = self._add(Op(RESULT, (number,), (), rule), terminator.operation)
-            self.uses[op, 0] = (terminator.operation, position)
+            op = self._add(Op(RESULT, (number,), (), rule), end)
+            self.uses[op, 0] = (end, position)
 
     def _block(self, block: Any, trips: float, loop: int) -> None:
         self._depth += 1
@@ -135,11 +155,11 @@ class Reader:
         for view in block.operations:
             operation = view.operation
             name = operation.name
-            if name == "stablehlo.while":
+            if name == WHILE:
                 self._while(operation, trips, loop)
-            elif name in ("stablehlo.case", "stablehlo.if"):
+            elif name in (CASE, IF):
                 self._branches(operation, trips, loop)
-            elif name == "stablehlo.optimization_barrier":
+            elif name == BARRIER:
                 self._barrier(operation, trips, loop)
             elif name == CONSTRAINT and self._in_region:  # JAX adds one to every op, mostly an open one
                 self._numbers[operation.results[0]] = self._numbers[operation.operands[0]]
@@ -153,18 +173,17 @@ class Reader:
         results = tuple([self._define(r) for r in operation.results])
         attributes = operation.attributes
         detail, kernel = "", None
-        if name == "stablehlo.custom_call":
+        if name == CUSTOM_CALL:
             kernel = hand_written(attributes)
-            detail = printable(foreign.text(attributes, "call_target_name", str) or "")
-            detail = transfer_of(operation) or detail
-        elif name in ("stablehlo.scatter", "stablehlo.reduce", "stablehlo.all_reduce", "stablehlo.reduce_window"):
+            detail = transfer_of(operation) or printable(call_target(operation))
+        elif name in (SCATTER, REDUCE, "stablehlo.all_reduce", "stablehlo.reduce_window"):
             detail = _body_op(operation)
         shapes, result_shapes = self._shapes(operands), self._shapes(results)
         of_region = kernel is not None and self._in_region  # kernels cannot use axes left to the partitioner
         if "sdy.sharding_rule" in attributes and not kind_of(name).replicated and not of_region:
             rule = self._rules.read(attributes["sdy.sharding_rule"])
             unsharded = len(rule.need_replication) == len(rule.sizes)  # such as eigh of a single matrix
-            opaque = unsharded and name == "stablehlo.custom_call" and any(prod(s) > 1 for s in shapes + result_shapes)
+            opaque = unsharded and name == CUSTOM_CALL and any(prod(s) > 1 for s in shapes + result_shapes)
             if name in STATED_OTHERWISE:
                 rule = partitioner_rule(rule, name, shapes[0], result_shapes[0])
             elif name == CONCATENATE:
@@ -178,7 +197,7 @@ class Reader:
             unsharded = stated is None and name != MANUAL_REGION  # a region is computed in shards
             familiar = kernel is not None or is_placed(operation) or _OF_XLA.match(detail)
             opaque = unsharded and any(prod(s) > 1 for s in shapes + result_shapes)
-            if opaque and name == "stablehlo.custom_call" and not familiar:
+            if opaque and name == CUSTOM_CALL and not familiar:
                 arrays = ([self.values[v] for v in side] for side in (operands, results))
                 self.unknown.setdefault(detail, suggestion(detail, *arrays))
         kind_name = detail if detail in OP_KINDS else name
@@ -190,7 +209,7 @@ class Reader:
                 rule = region_rule(region.body)
             flops = region.body.flops * devices_of(operation)
         windows = windows_of(operation, name, shapes, result_shapes)
-        bound = name == "stablehlo.custom_call" and "sdy.sharding" in attributes
+        bound = name == CUSTOM_CALL and "sdy.sharding" in attributes
         alone = bound and any(list(result.uses) for result in operation.results)
         op = Op(
             name, operands, results, rule, trips, loop, flops, detail, opaque, windows, region=region, one_device=alone,
@@ -232,7 +251,7 @@ class Reader:
 
     def _while(self, operation: Any, trips: float, loop: int) -> None:
         condition, body = (region.blocks[0] for region in operation.regions)
-        terminator = body.operations[len(body.operations) - 1]
+        end = terminator(body)
         count = trip_count(operation)
         stated, number = stated_runs(operation), len(self.loops)
         times = stated[0] if count is None and stated else count
@@ -244,7 +263,7 @@ class Reader:
             self._unsure[f"each loop of unknown length is taken to run {assumed}"].append(_place(operation))
         self.loops.append(Loop(loop, len(self.ops), -1, times, is_known))
         inner = trips * times
-        yielded = list(terminator.operands)
+        yielded = list(end.operands)
         carries: list[tuple[int, int]] = []  # (op number of the carry, position)
         for k, init in enumerate(operation.operands):
             handles = (operation.results[k], body.arguments[k], condition.arguments[k])
@@ -255,14 +274,14 @@ class Reader:
                 rule = identity_rule(self.values[value].shape, 2, 1)
                 op = self._add(Op(CARRY, (self._numbers[init], -1), (value,), rule, 1.0, number), operation)
                 self.uses[op, 0] = (operation, k)
-                self.uses[op, 1] = (terminator.operation, k)
+                self.uses[op, 1] = (end, k)
                 carries.append((op, k))
             for handle in handles:
                 self._numbers[handle] = value
         around, self._within = self._within, ()
         self._block(condition, inner, number)
         if count is None:
-            self._deciding.append(self._numbers[condition.operations[len(condition.operations) - 1].operands[0]])
+            self._deciding.append(self._numbers[terminator(condition).operands[0]])
         self._block(body, inner, number)
         self._within = around
         for op, k in carries:
@@ -283,14 +302,14 @@ class Reader:
             self._within = (*around, first + k)
             self._block(block, trips * weights[k] / sum(weights), loop)
         self._within = (*around, first)
-        terminators = [block.operations[len(block.operations) - 1] for block in blocks]
+        ends = list(map(terminator, blocks))
         for k, result in enumerate(operation.results):
-            operands = tuple(self._numbers[t.operands[k]] for t in terminators)
+            operands = tuple(self._numbers[end.operands[k]] for end in ends)
             value = self._define(result)
             rule = identity_rule(self.values[value].shape, len(operands), 1)
             op = self._add(Op(JOIN, operands, (value,), rule, trips / len(blocks), loop), operation)
-            for position, terminator in enumerate(terminators):
-                self.uses[op, position] = (terminator.operation, k)
+            for position, end in enumerate(ends):
+                self.uses[op, position] = (end, k)
         self._within = around
 
     def assumptions(self) -> list[str]:
@@ -424,11 +443,9 @@ def is_host(kind: str | None) -> bool:
 
 def transfer_of(operation: Any) -> str:
     """XLA's name for a JAX custom call that moves an array to another memory; empty for other operations."""
-    attributes = operation.attributes
-    if foreign.text(attributes, "call_target_name", str) != "annotate_device_placement":
+    if call_target(operation) != "annotate_device_placement":
         return ""
-    texts = foreign.entries(attributes, FRONTEND, str) if FRONTEND in attributes else {}
-    kind = foreign.text(texts, "_xla_buffer_placement", str)
+    kind = foreign.text(foreign.entries(operation.attributes, FRONTEND, str), "_xla_buffer_placement", str)
     return TO_HOST if is_host(kind) else TO_DEVICE if kind == "device" else ""
 
 

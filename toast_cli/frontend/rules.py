@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from toast_cli import xla
-from toast_cli.frontend import attributes as foreign
 from toast_cli.program.model import Op, Program, Rule, ValueFactors, Window
 from toast_cli.program.ops import (
     BLOCK_SCALED_DOT,
@@ -29,7 +28,7 @@ from toast_cli.program.ops import (
     kind_of,
 )
 from toast_cli.program.values import DisjointSets
-from toast_cli.xla import create, ir
+from toast_cli.xla import call_target, create, ir
 
 # ---------------------------------------------------------------- sharding rules
 # Op rules: Shardy's, read off the attribute it populates, and a small table for ops without a Shardy rule.
@@ -102,7 +101,7 @@ def table_rule(name: str, target: str, operands: list[tuple[int, ...]], results:
         return batched_rule(operands, results, 1)
     if target == BLOCK_SCALED_DOT:
         return block_scaled_rule(operands, results)
-    if name == "stablehlo.custom_call" and target in BATCHED_CUSTOM_CALLS and operands and results:
+    if name == CUSTOM_CALL and target in BATCHED_CUSTOM_CALLS and operands and results:
         return batched_rule(operands, results, BATCHED_CUSTOM_CALLS[target])
     return None
 
@@ -277,7 +276,7 @@ _RATIOS = {
 def op_flops(op: Any, name: str, operands: list[Shape], results: list[Shape], rule: Rule) -> float:
     """Arithmetic operations of one execution of `op`. name: of the op, or of a custom call's target."""
     if name == CUSTOM_CALL:
-        return library_flops(foreign.text(op.attributes, "call_target_name", str) or "", operands)
+        return library_flops(call_target(op), operands)
     kind = kind_of(name)
     if not results or kind.computes_nothing:
         return 0.0

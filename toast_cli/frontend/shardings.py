@@ -23,9 +23,9 @@ from toast_cli.base.errors import InputError
 from toast_cli.base.files import read_whole_number
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.attributes import Locator, place_of
-from toast_cli.xla import ADVANCE, SKIP, ir, sdy
+from toast_cli.program.ops import CUSTOM_CALL, MANUAL_REGION
+from toast_cli.xla import ADVANCE, SKIP, call_target, ir, sdy, terminator
 
-MANUAL_REGION = "sdy.manual_computation"
 # Operations and custom calls that only state a sharding or placement; each returns its first operand.
 MOVES = frozenset(
     {
@@ -127,7 +127,7 @@ class _Taker:
     def boundary(self, function: Any) -> None:
         """Takes the shardings of the function's arguments and results. A result is a use of the returned value."""
         block = function.entry_block
-        end = block.operations[len(block.operations) - 1].operation
+        end = terminator(block)
         arguments: list[Subject] = [(value, (), f"argument {k}") for k, value in enumerate(block.arguments)]
         results: list[Subject] = [(value, ((end, k),), f"result {k}") for k, value in enumerate(end.operands)]
         self._boundary_attributes(function.operation, "arg_attrs", arguments)
@@ -239,10 +239,7 @@ class _Taker:
 
 def called_name(operation: Any) -> str:
     """The operation's name, or a custom call's target."""
-    if operation.name == "stablehlo.custom_call":
-        target = operation.attributes["call_target_name"]
-        return foreign.string_value(target, "call_target_name", lambda: place_of(operation, ""))
-    return str(operation.name)
+    return call_target(operation) if operation.name == CUSTOM_CALL else str(operation.name)
 
 
 def _rank(value: Any) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from toast_cli.frontend.inline import numbers
-from toast_cli.program.ops import BROADCAST_IN_DIM, CONCATENATE, CONVERT, PAD, SLICE
+from toast_cli.program.ops import BROADCAST_IN_DIM, CONCATENATE, CONSTANT, CONVERT, PAD, SLICE
 from toast_cli.xla import attributes_of, create, ir, operations_in, walk_ops
 from toast_cli.xla.build import INDEX, Builder
 
@@ -28,7 +28,6 @@ from toast_cli.xla.build import INDEX, Builder
 #
 # Results are the same, bit by bit.
 
-CONSTANT = "stablehlo.constant"
 SHIFTED = frozenset({CONCATENATE, PAD, SLICE})
 _OWN = frozenset(
     {

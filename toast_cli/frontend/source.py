@@ -18,6 +18,7 @@ from toast_cli.frontend.reader import read_program
 from toast_cli.frontend.shardings import Annotation
 from toast_cli.kernels.describe import describe_kernels, drop_descriptions
 from toast_cli.program.model import Program
+from toast_cli.program.ops import WHILE
 from toast_cli.xla import ir, operations_in
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Source:
         """Value of the module -> its number in the program. What a loop carries, or passes on unchanged, has the same
         number in the loop and behind it."""
         numbers = {handle: value for value, handle in enumerate(self.definitions)} | self.also
-        for loop in xla.walk_ops(self.module, "stablehlo.while"):
+        for loop in xla.walk_ops(self.module, WHILE):
             condition, body = (region.blocks[0] for region in loop.regions)
             for k, yielded in enumerate(xla.terminator(body).operands):
                 value = numbers.get(loop.operands[k] if yielded == body.arguments[k] else loop.results[k])

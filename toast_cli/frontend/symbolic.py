@@ -23,6 +23,7 @@ from toast_cli.frontend.attributes import first_error, splat_of
 from toast_cli.frontend.convert import flatbuffer_vector
 from toast_cli.frontend.inline import inline_calls, numbers
 from toast_cli.frontend.known_numbers import DROP_UNREAD, known_numbers
+from toast_cli.program.ops import CUSTOM_CALL
 from toast_cli.xla import ir, location_name, parse_module, refine_shapes, run_passes, walk_ops, write_bytecode
 
 DIM_OPTION = "--dim"
@@ -79,9 +80,7 @@ def symbols_of(data: bytes, module: Any) -> Symbols:
 def constraints_of(module: Any) -> list[str]:
     """The constraints on symbols that a jax.export file states: `b >= 8`, `mod(s, 128) == 0`."""
     texts = [
-        str(op.attributes["error_message"])
-        for op in walk_ops(module, "stablehlo.custom_call")
-        if "error_message" in op.attributes
+        str(op.attributes["error_message"]) for op in walk_ops(module, CUSTOM_CALL) if "error_message" in op.attributes
     ]
     return list(dict.fromkeys(text for message in texts for text in _STATED.findall(message)))
 

@@ -25,13 +25,12 @@ from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.known_numbers import Array, before_loops, known_numbers
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.shardings import FRONTEND
-from toast_cli.program.ops import CONVERT, RESHAPE, kind_of
+from toast_cli.program.ops import CASE, CONVERT, IF, RESHAPE, WHILE, kind_of
 from toast_cli.program.quantities import format_plural
 from toast_cli.xla import ir, terminator, walk_ops
 
 SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
 NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "NE": "EQ", "EQ": "NE"}
-WHILE, IF, CASE = "stablehlo.while", "stablehlo.if", "stablehlo.case"
 # Entry of the frontend attributes, which XLA keeps, of a loop or conditional: what `--runs` says of it.
 RUNS = "toast.runs"
 # The most trips of an enclosing loop of which a mean is taken; of more, so many, spread by the golden ratio, which has

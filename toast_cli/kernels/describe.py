@@ -35,10 +35,10 @@ from toast_cli.kernels.mosaic import (
 from toast_cli.kernels.paged import ASSUMED, local_body, read_paged
 from toast_cli.kernels.table import Table, UserKernel, find, read_table, rule_of, sizes_of, suggestion
 from toast_cli.program.model import PAGED, HandWritten, Rule, Value, ValueFactors
-from toast_cli.xla import ir, sdy, shape_and_element_type, walk_ops
+from toast_cli.program.ops import BARRIER, CONSTANT, CUSTOM_CALL, MANUAL_REGION, WHILE
+from toast_cli.xla import call_target, ir, sdy, shape_and_element_type, string_of, terminator, walk_ops
 
-CUSTOM_CALL = "stablehlo.custom_call"
-KERNEL, RULE, REGION = "toast.kernel", "sdy.sharding_rule", "sdy.manual_computation"
+KERNEL, RULE = "toast.kernel", "sdy.sharding_rule"
 ALIASES = "output_operand_aliases"
 _ALIAS = re.compile(r"output_tuple_indices = \[(\d*)\], operand_index = (\d+)")
 # A larger number of FLOPs or bytes is an error: a million chips would need a quarter of an hour.
@@ -64,7 +64,7 @@ def describe_kernels(module: Any, table: Table | None = None) -> list[str]:
         for call in walk_ops(module, CUSTOM_CALL):
             if KERNEL in call.attributes:
                 del call.attributes[KERNEL]
-            entry = find(entries, _name(call), _target(call))
+            entry = find(entries, _name(call), call_target(call))
             if entry is None and not is_kernel(call):
                 continue
             key = _meaning(call)
@@ -102,22 +102,12 @@ def drop_descriptions(module: Any) -> None:
             del call.attributes[KERNEL]
 
 
-def _target(call: Any) -> str:
-    name = call.attributes["call_target_name"]
-    return _text(name) if isinstance(name, ir.StringAttr) else ""
-
-
-def _text(attribute: Any) -> str:
-    """A string of a program; bytes that are no UTF-8 become replacement characters."""
-    return bytes(attribute.value_bytes).decode("utf-8", "replace")
-
-
 def _meaning(call: Any) -> tuple[Any, ...]:
     """A key that calls with equal descriptions share."""
     config = call.attributes.get("backend_config")
     types = tuple(value.type for value in (*call.operands, *call.results))
     data = tuple(map(_constant, call.operands))
-    return _target(call), config, types, tuple(_is_read(result) for result in call.results), data
+    return call_target(call), config, types, tuple(_is_read(result) for result in call.results), data
 
 
 def _is_read(value: Any) -> bool:
@@ -126,20 +116,20 @@ def _is_read(value: Any) -> bool:
 
 def is_kernel(call: Any) -> bool:
     """True if a custom call's target is that of a hand-written kernel."""
-    return _target(call) in TARGETS or _target(call).startswith(PREFIX)
+    return call_target(call) in TARGETS or call_target(call).startswith(PREFIX)
 
 
 def _name(call: Any) -> str:
     """The kernel's name in the call; empty if it has none."""
     stated = call.attributes.get("kernel_name")
-    return printable(_text(stated)) if isinstance(stated, ir.StringAttr) else ""
+    return printable(string_of(stated)) if isinstance(stated, ir.StringAttr) else ""
 
 
 def _in_region(call: Any) -> bool:
     """True if a call is inside a manual region, where it has local shapes already."""
     owner = call.parent
     while owner is not None:
-        if owner.name == REGION:
+        if owner.name == MANUAL_REGION:
             return True
         owner = owner.operation.parent
     return False
@@ -148,7 +138,7 @@ def _in_region(call: Any) -> bool:
 def _described(call: Any, entry: UserKernel | None) -> Description:
     """The description of a kernel. A kernel that cannot be read is computed replicated."""
     operands, results = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
-    name = _name(call) or _target(call)
+    name = _name(call) or call_target(call)
     try:
         kernel, rule, assumptions, why = _read(call, name, operands, results)
     except KernelError as error:
@@ -224,14 +214,14 @@ def _read(
 ) -> tuple[HandWritten, Rule | None, tuple[str, ...], str]:
     """Reads a kernel from its configuration, what its price assumes, and why it has no rule if it has none. Raises
     `KernelError` if it cannot be read."""
-    target, text = _target(call), call.attributes.get("backend_config")
+    target, text = call_target(call), call.attributes.get("backend_config")
     if target != TARGET and not target.startswith(PREFIX):
         raise KernelError("what it computes only its author knows")
     if not isinstance(text, ir.StringAttr):
         raise KernelError("it has no configuration")
     if target != TARGET:
-        return *read_cudnn(target, _text(text), operands, results), (), DEPENDENT
-    config = config_of(_text(text))
+        return *read_cudnn(target, string_of(text), operands, results), (), DEPENDENT
+    config = config_of(string_of(text))
     paged = read_paged(name, config, operands, results, splits=not _in_region(call))
     if paged is not None:
         return paged[0], paged[1], (ASSUMED,) if paged[0].flops else (), paged[2]
@@ -260,7 +250,7 @@ def _shape_and_type(value: Any) -> tuple[tuple[int, ...], str]:
 def _constant(operand: Any) -> Any:
     """The attribute of a constant operand; None for any other."""
     operand = _origin(operand)
-    if isinstance(operand, ir.BlockArgument) or operand.owner.name != "stablehlo.constant":
+    if isinstance(operand, ir.BlockArgument) or operand.owner.name != CONSTANT:
         return None
     return operand.owner.attributes["value"]
 
@@ -280,18 +270,18 @@ def _origin(value: Any) -> Any:
     replicated, and barriers."""
     while True:
         if not isinstance(value, ir.BlockArgument):
-            if value.owner.name != "stablehlo.optimization_barrier":
+            if value.owner.name != BARRIER:
                 return value
             value = value.owner.operands[ir.OpResult(value).result_number]
             continue
         block, number = value.owner, value.arg_number
         outside = block.owner.operation
-        if outside.name == "stablehlo.while":
+        if outside.name == WHILE:
             body = outside.regions[1].blocks[0]
-            ends = body.operations[len(body.operations) - 1].operands
+            ends = terminator(body).operands
             same = number < len(ends) and ends[number] == body.arguments[number]
         else:
-            same = outside.name == REGION and outside.operands[number].type == value.type
+            same = outside.name == MANUAL_REGION and outside.operands[number].type == value.type
         if not same:
             return value
         value = outside.operands[number]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from toast_cli import xla
 from toast_cli.kernels import KernelError
 from toast_cli.program.model import Rule, ValueFactors
-from toast_cli.xla import ADVANCE, ir
+from toast_cli.xla import ADVANCE, ir, terminator
 
 # ---------------------------------------------------------------- the kernel
 # Reads a Pallas kernel for TPU: its grid, its windows, and how its body uses the grid indices.
@@ -182,7 +182,7 @@ def _window(stated: Any, functions: dict[str, Any], inputs: list[Integer], grid:
     if any(len(operation.regions) for operation in _operations(block)):
         raise KernelError("a map of its indices has branches or loops")
     integers = IntegerValues(dict(zip(block.arguments, inputs, strict=True)))
-    returned = list(block.operations[len(block.operations) - 1].operands)
+    returned = list(terminator(block).operands)
     if len(returned) != len(bounds) or any(n <= 0 for n in bounds):
         raise KernelError("a map of its indices has another number of dimensions than its window")
     by_elements = "window_kind" in attributes  # its indices count elements, not windows

@@ -27,7 +27,8 @@ from toast_cli.kernels import KernelError
 from toast_cli.kernels.mosaic import TARGET, config_of, main_of, parse_body
 from toast_cli.kernels.table import Table, UserKernel, read_table, rule_of, sizes_of
 from toast_cli.program.model import PAGED, HandWritten, Rule, Value, dtype_of
-from toast_cli.xla import ir, walk_ops
+from toast_cli.program.ops import CUSTOM_CALL
+from toast_cli.xla import call_target, ir, walk_ops
 
 Parameters = Mapping[str, Any]
 Sizes = dict[str, int]  # of the dimensions of a kernel's rule
@@ -309,8 +310,8 @@ def _lowered(
         TypeError, ValueError, AssertionError,  # raised by them for parameters and shapes that do not go together
     ) as error:  # fmt: skip
         raise KernelError(str(error).partition("\n")[0] or type(error).__name__) from None
-    calls = walk_ops(lowered.compiler_ir(), "stablehlo.custom_call")
-    kernels = (call for call in calls if ir.StringAttr(call.attributes["call_target_name"]).value == TARGET)
+    calls = walk_ops(lowered.compiler_ir(), CUSTOM_CALL)
+    kernels = (call for call in calls if call_target(call) == TARGET)
     return config_of(ir.StringAttr(next(kernels).attributes["backend_config"]).value)
 
 

@@ -17,7 +17,9 @@ ADD = "stablehlo.add"
 BARRIER = "stablehlo.optimization_barrier"
 BLOCK_SCALED_DOT = "__op$block_scaled_dot"  # target of a custom call
 BROADCAST_IN_DIM = "stablehlo.broadcast_in_dim"
+CASE = "stablehlo.case"
 CONCATENATE = "stablehlo.concatenate"
+CONSTANT = "stablehlo.constant"
 CONVERT = "stablehlo.convert"
 CONVOLUTION = "stablehlo.convolution"
 CUSTOM_CALL = "stablehlo.custom_call"
@@ -28,7 +30,9 @@ DYNAMIC_UPDATE_SLICE = "stablehlo.dynamic_update_slice"
 EXPONENTIAL = "stablehlo.exponential"
 FFT = "stablehlo.fft"
 GATHER = "stablehlo.gather"
+IF = "stablehlo.if"
 IOTA = "stablehlo.iota"
+MANUAL_REGION = "sdy.manual_computation"
 MULTIPLY = "stablehlo.multiply"
 PAD = "stablehlo.pad"
 RAGGED_DOT = "chlo.ragged_dot"
@@ -42,6 +46,7 @@ SELECT = "stablehlo.select"
 SLICE = "stablehlo.slice"
 SQUARE = "chlo.square"
 TRANSPOSE = "stablehlo.transpose"
+WHILE = "stablehlo.while"
 
 # Bodies that devices can reduce with.
 REDUCERS = ("add", "multiply", "maximum", "minimum", "and", "or")
@@ -127,9 +132,7 @@ class OpKind:
     @cached_property
     def fusible(self) -> bool:
         """Whether XLA can compute it inside the kernels that read it."""
-        return (
-            self.elementwise or self.rearranges or self.scaling or self.name in ("stablehlo.constant", "stablehlo.iota")
-        )
+        return self.elementwise or self.rearranges or self.scaling or self.name in (CONSTANT, IOTA)
 
     @cached_property
     def fuses_operands(self) -> bool:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from toast_cli import xla
 from toast_cli.emit.annotations import ancestor_in, around
-from toast_cli.frontend.attributes import REGION
 from toast_cli.frontend.convert import mark_host_memory
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.reader import transfer_of
@@ -21,7 +20,7 @@ from toast_cli.frontend.source import Source, read_rewritten
 from toast_cli.kernels.describe import describe_kernels
 from toast_cli.program.model import Program
 from toast_cli.program.names import slash_path
-from toast_cli.program.ops import CUSTOM_CALL
+from toast_cli.program.ops import CUSTOM_CALL, MANUAL_REGION
 from toast_cli.program.roles import carried_results, optimizer_state
 from toast_cli.program.values import TO_HOST
 from toast_cli.request import Offload
@@ -130,7 +129,7 @@ def _may_be_moved(stack: ResidualStack) -> bool:
     memory."""
     owner, is_complex = stack.update.owner, isinstance(stack.update.type.element_type, ir.ComplexType)
     holders = around(owner.owner if isinstance(owner, ir.Block) else owner)
-    return stack.dim == 0 and not is_complex and all(holder.name != REGION for holder in holders)
+    return stack.dim == 0 and not is_complex and all(holder.name != MANUAL_REGION for holder in holders)
 
 
 def _maker(update: Any) -> Any | None:

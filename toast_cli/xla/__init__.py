@@ -6,6 +6,7 @@ start. `ir` and the classes of attributes (`sdy`, `stablehlo`) are re-exported s
 
 from toast_cli.xla.modules import PickedDimensions as PickedDimensions
 from toast_cli.xla.modules import attributes_of as attributes_of
+from toast_cli.xla.modules import call_target as call_target
 from toast_cli.xla.modules import constant_number as constant_number
 from toast_cli.xla.modules import create as create
 from toast_cli.xla.modules import declare_mesh as declare_mesh
@@ -34,6 +35,7 @@ from toast_cli.xla.modules import shape_and_element_type as shape_and_element_ty
 from toast_cli.xla.modules import sharding_rule as sharding_rule
 from toast_cli.xla.modules import splat_number as splat_number
 from toast_cli.xla.modules import stablehlo_version as stablehlo_version
+from toast_cli.xla.modules import string_of as string_of
 from toast_cli.xla.modules import terminator as terminator
 from toast_cli.xla.modules import walk_ops as walk_ops
 from toast_cli.xla.modules import with_picked_dimensions as with_picked_dimensions

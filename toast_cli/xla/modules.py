@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from toast_cli.program.ops import BROADCAST_IN_DIM, CONSTANT
 from toast_cli.xla.native import (
     ADVANCE,
     SKIP,
@@ -126,6 +127,16 @@ def operations_in(root: Any, *, outside: str = "") -> list[Any]:
 
     root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return operations
+
+
+def string_of(attribute: Any) -> str:
+    """The text of a string attribute. Bytes that are no UTF-8 become replacement characters."""
+    return bytes(ir.StringAttr(attribute).value_bytes).decode("utf-8", "replace")
+
+
+def call_target(call: Any) -> str:
+    """The target of a custom call."""
+    return string_of(call.attributes["call_target_name"])
 
 
 def terminator(block: Any) -> Any:
@@ -333,9 +344,9 @@ def constant_number(operation: Any) -> str | None:
 def splat_number(value: Any) -> Any | None:
     """The number that all elements of a constant, or of a broadcast constant, are; None for other values."""
     owner = value.owner
-    while not isinstance(owner, ir.Block) and owner.name == "stablehlo.broadcast_in_dim":
+    while not isinstance(owner, ir.Block) and owner.name == BROADCAST_IN_DIM:
         owner = owner.operands[0].owner
-    if isinstance(owner, ir.Block) or owner.name != "stablehlo.constant":
+    if isinstance(owner, ir.Block) or owner.name != CONSTANT:
         return None
     kind = owner.results[0].type.element_type
     if isinstance(kind, ir.ComplexType):
