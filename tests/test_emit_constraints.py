@@ -21,7 +21,6 @@ from toast_cli.emit.hlo import gspmd_string, without_shardy
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.emit.misread import misread_note
 from toast_cli.emit.shardy import QUICK, propagate
-from toast_cli.emit.shardy import WHOLE as WHOLE_PIPELINE
 from toast_cli.emit.stablehlo import constraint_line, constraints_of
 from toast_cli.plan.sharding import Sharding
 
@@ -44,7 +43,9 @@ def test_any_plan_of_any_program_is_settled(data: st.DataObject) -> None:
     lowered = case.lowered(data.draw(plans(case.problem)))
     choice = choose_annotations(case.source, lowered)
     for each in (choice.annotations, full_annotations(case.source, lowered)):
-        quick, whole = (propagate(case.source, lowered, each, passes).values for passes in (QUICK, WHOLE_PIPELINE))
+        quick, whole = (
+            propagate(case.source, lowered, each, passes).values for passes in (QUICK, "sdy-propagation-pipeline")
+        )
         assert whole == {value: quick[value] for value in whole}
     assert text_of(case.source) == before
 

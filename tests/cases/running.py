@@ -36,7 +36,7 @@ from toast_cli.emit import write
 from toast_cli.emit.hlo import with_dense_products
 from toast_cli.emit.misread import ops_in_regions
 from toast_cli.emit.regions.rules import RULES
-from toast_cli.emit.shardy import write_shardy
+from toast_cli.emit.shardy import Undo, write_shardy
 from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.partitioned import PartitionedProgram
@@ -168,7 +168,8 @@ def in_own_regions(source: Source, lowered: PartitionedProgram) -> bytes:
     """StableHLO in which each op that has a local rule is in a manual region."""
     rules = {*RULES, "chlo.top_k"} - {BARRIER}  # its arrays are ops of their own in a `Program`
     numbers = [number for number, op in enumerate(source.program.ops) if op.name in rules and op.operands]
-    with ops_in_regions(source, lowered, numbers) as (there, rest):
+    with Undo() as undo:
+        there, rest = ops_in_regions(source, lowered, numbers, undo)
         return write_shardy(there, rest, shardy_annotations(there, rest))
 
 

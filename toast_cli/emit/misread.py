@@ -75,11 +75,9 @@ def in_regions(
 ) -> Iterator[tuple[Source, PartitionedProgram]]:
     """The rewritten source and program: every loop that carries partial sums is in a manual region, and every misread
     op is in one that also does its reductions. sums_too: also sums of complex numbers."""
-    with (
-        loops_in_regions(source, lowered) as (looped, looped_plan, inside),
-        ops_in_regions(looped, looped_plan, _wrong_ops(looped, looped_plan, inside, sums_too=sums_too)) as rewritten,
-    ):
-        yield rewritten
+    with Undo() as undo:
+        source, lowered, inside = loops_in_regions(source, lowered, undo)
+        yield ops_in_regions(source, lowered, _wrong_ops(source, lowered, inside, sums_too=sums_too), undo)
 
 
 def _wrong_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int], *, sums_too: bool) -> list[int]:
@@ -90,36 +88,27 @@ def _wrong_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[in
     return sorted(numbers - inside)
 
 
-@contextmanager
 def ops_in_regions(
-    source: Source, lowered: PartitionedProgram, numbers: list[int]
-) -> Iterator[tuple[Source, PartitionedProgram]]:
+    source: Source, lowered: PartitionedProgram, numbers: list[int], undo: Undo
+) -> tuple[Source, PartitionedProgram]:
     """The rewritten source and program with these ops in manual regions, one for each."""
     if not numbers:
-        yield source, lowered
-        return
-    undo: Undo = []
+        return source, lowered
     results = {value for number in numbers for value in source.program.ops[number].results}
     lowered, steps = completions(source.program, lowered, results)
     definitions, operations = list(source.definitions), list(source.operations)
     computed, partial = dict(lowered.computed), dict(lowered.partial)
-    try:
-        with source.module.context, ir.Location.unknown():
-            notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
-            notation.prepare(source.module, undo)
-            for number in numbers:
-                operation = operations[number] = put_region(source, lowered, number, steps, notation, undo)
-                for k, value in enumerate(source.program.ops[number].results):
-                    definitions[value] = operation.results[k]
-                    computed.pop(value, None)
-                    partial.pop(value, None)
-        yield (
-            replace(source, definitions=definitions, operations=operations),
-            replace(lowered, computed=computed, partial=partial),
-        )
-    finally:
-        for step in reversed(undo):
-            step()
+    with source.module.context, ir.Location.unknown():
+        notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
+        notation.prepare(source.module, undo)
+        for number in numbers:
+            operation = operations[number] = put_region(source, lowered, number, steps, notation, undo)
+            for k, value in enumerate(source.program.ops[number].results):
+                definitions[value] = operation.results[k]
+                computed.pop(value, None)
+                partial.pop(value, None)
+    source = replace(source, definitions=definitions, operations=operations)
+    return source, replace(lowered, computed=computed, partial=partial)
 
 
 def misread_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int] = frozenset()) -> list[int]:
@@ -314,10 +303,9 @@ _CHECKS: dict[str, _Check] = {
 # ---------------------------------------------------------------- loops that carry partial sums
 # Writes loops that carry partial sums as manual regions: annotations cannot defer a reduction to after the loop.
 #
-# Out, inside a `with` block, both with every such loop in a region that holds the loop on local shapes, its
-# collectives, and those that reduce its results; after it the module is as before. Operations in a region get no
-# annotations. An array that is resharded ahead of the loop for other users as well, or ahead of an outer loop, enters
-# the region in that sharding: one collective serves all.
+# Every such loop is put in a region that holds the loop on local shapes, its collectives, and those that reduce its
+# results. Operations in a region get no annotations. An array that is resharded ahead of the loop for other users as
+# well, or ahead of an outer loop, enters the region in that sharding: one collective serves all.
 
 Edge = tuple[int, int]  # op number, operand position
 
@@ -327,70 +315,64 @@ class Regions:
     """The regions added to a module.
 
     Attributes:
-        undo: steps that remove them again. behind: result of a region -> the program's value that it stands for.
+        undo: removes them again. behind: result of a region -> the program's value that it stands for.
         resharded: a use in a loop -> where its region reads the array, resharded outside of it, and its sharding.
     """
 
-    undo: Undo = field(default_factory=list)
+    undo: Undo
     behind: dict[Any, int] = field(default_factory=dict)
     resharded: dict[Edge, tuple[Use, Sharding]] = field(default_factory=dict)
 
 
-@contextmanager
 def loops_in_regions(
-    source: Source, lowered: PartitionedProgram
-) -> Iterator[tuple[Source, PartitionedProgram, frozenset[int]]]:
+    source: Source, lowered: PartitionedProgram, undo: Undo
+) -> tuple[Source, PartitionedProgram, frozenset[int]]:
     """The rewritten source and program, and the ops that are in regions."""
     numbers = carrying_loops(source, lowered)
     if not numbers:
-        yield source, lowered, frozenset()
-        return
-    program, regions = source.program, Regions()
+        return source, lowered, frozenset()
+    program, regions = source.program, Regions(undo)
     definitions, operations, shardings = list(source.definitions), list(source.operations), list(lowered.shardings)
     inside = frozenset(op for loop in numbers for op in range(program.loops[loop].first, program.loops[loop].last))
-    hidden = {value for op in inside for value in program.ops[op].results}
-    try:
-        with source.module.context, ir.Location.unknown():
-            notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
-            notation.prepare(source.module, regions.undo)
-            for loop in numbers:
-                deciding = Deciding(replace(source, definitions=definitions, also=regions.behind))
-                region, left = put_loop(source, lowered, loop, deciding, notation, regions)
-                for value, (result, sharding) in left.items():
-                    hidden.discard(value)
-                    definitions[value], shardings[value] = result, sharding
-                for op in range(program.loops[loop].first, program.loops[loop].last):
-                    operations[op] = region
-        for value in hidden:
-            shardings[value] = ()
-        gone = {*hidden, *(value for op in inside for value in program.ops[op].results)}
-        yield (
-            replace(
-                source,
-                definitions=definitions,
-                also=regions.behind,
-                operations=operations,
-                uses={use: place for use, place in source.uses.items() if use[0] not in inside}
-                | {edge: (use.operation, use.operand) for edge, (use, _) in regions.resharded.items()},
-            ),
-            replace(
-                lowered,
-                shardings=shardings,
-                computed={value: s for value, s in lowered.computed.items() if value not in gone},
-                partial={value: axes for value, axes in lowered.partial.items() if value not in gone},
-                required={
-                    use: sharding
-                    for use, sharding in lowered.required.items()
-                    if use[0] not in inside and shardings[program.ops[use[0]].operands[use[1]]] != sharding
-                }
-                | {edge: sharding for edge, (_, sharding) in regions.resharded.items()},
-                by_partitioner=lowered.by_partitioner - gone,
-            ),
-            inside,
-        )
-    finally:
-        for step in reversed(regions.undo):
-            step()
+    made_inside = {value for op in inside for value in program.ops[op].results}
+    hidden = set(made_inside)
+    with source.module.context, ir.Location.unknown():
+        notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
+        notation.prepare(source.module, undo)
+        for loop in numbers:
+            deciding = Deciding(replace(source, definitions=definitions, also=regions.behind))
+            region, left = put_loop(source, lowered, loop, deciding, notation, regions)
+            for value, (result, sharding) in left.items():
+                hidden.discard(value)
+                definitions[value], shardings[value] = result, sharding
+            for op in range(program.loops[loop].first, program.loops[loop].last):
+                operations[op] = region
+    for value in hidden:
+        shardings[value] = ()
+    return (
+        replace(
+            source,
+            definitions=definitions,
+            also=regions.behind,
+            operations=operations,
+            uses={use: place for use, place in source.uses.items() if use[0] not in inside}
+            | {edge: (use.operation, use.operand) for edge, (use, _) in regions.resharded.items()},
+        ),
+        replace(
+            lowered,
+            shardings=shardings,
+            computed={value: s for value, s in lowered.computed.items() if value not in made_inside},
+            partial={value: axes for value, axes in lowered.partial.items() if value not in made_inside},
+            required={
+                use: sharding
+                for use, sharding in lowered.required.items()
+                if use[0] not in inside and shardings[program.ops[use[0]].operands[use[1]]] != sharding
+            }
+            | {edge: sharding for edge, (_, sharding) in regions.resharded.items()},
+            by_partitioner=lowered.by_partitioner - made_inside,
+        ),
+        inside,
+    )
 
 
 def carrying_loops(source: Source, lowered: PartitionedProgram) -> list[int]:

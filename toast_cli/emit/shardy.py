@@ -5,8 +5,8 @@ in-process.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -34,7 +34,7 @@ from toast_cli.xla import (
 SHARDING = "sdy.sharding"  # the attribute of arguments and results
 CONSTRAINT = "sdy.sharding_constraint"
 
-Undo = list[Callable[[], None]]
+Undo = ExitStack  # removes what is added to a module, the last first
 
 
 def write_shardy(
@@ -74,7 +74,7 @@ class ShardyNotation:
     def prepare(self, module: Any, undo: Undo) -> None:
         """Declares the mesh, unless the program already declares the same one for its manual regions."""
         if not self._declared:
-            undo.append(declare_mesh(module, self._symbol, self.mesh).erase)
+            undo.callback(declare_mesh(module, self._symbol, self.mesh).erase)
 
     def _text(self, sharding: Sharding, open: frozenset[int] = frozenset()) -> str:
         dimensions = (
@@ -147,16 +147,13 @@ def replace_by_region(operation: Any, read: Sequence[Any], region: Any, undo: Un
             new.replace_all_uses_with(old)
         region.erase()
 
-    undo.append(put_back)
+    undo.callback(put_back)
 
 
 # ---------------------------------------------------------------- writing them
 # Writes annotations into a module and removes them again.
 #
 # Inside the `with` block the module carries them; after it, the module is as before.
-
-PARTITIONS = "mhlo.num_partitions"
-REPLICAS = "mhlo.num_replicas"
 
 
 @contextmanager
@@ -165,17 +162,15 @@ def annotated(
 ) -> Iterator[None]:
     """The module carries `annotations` and states the number of partitions that it runs on while the block runs.
     numbered: constraints at uses carry the number of their reshard, see `propagate`."""
-    undo: Undo = []
-    function = main_function(module)
-    try:
+    function = main_function(module).operation
+    with Undo() as undo:
         with module.context:
-            partitions = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), notation.devices)
-            replicas = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
-            put(module.operation, PARTITIONS, partitions, undo)
-            put(module.operation, REPLICAS, replicas, undo)
+            i32 = ir.IntegerType.get_signless(32)
+            put(module.operation, "mhlo.num_partitions", ir.IntegerAttr.get(i32, notation.devices), undo)
+            put(module.operation, "mhlo.num_replicas", ir.IntegerAttr.get(i32, 1), undo)
             notation.prepare(module, undo)
-            annotate_boundary(function.operation, "arg_attrs", annotations.arguments, notation, undo)
-            annotate_boundary(function.operation, "res_attrs", annotations.results, notation, undo)
+            annotate_boundary(function, "arg_attrs", annotations.arguments, notation, undo)
+            annotate_boundary(function, "res_attrs", annotations.results, notation, undo)
             for value in annotations.barriers:
                 put_barrier(value, undo)
             for constraint in annotations.constraints:
@@ -185,9 +180,6 @@ def annotated(
                 if numbered:
                     last.attributes[RESHARD] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
         yield
-    finally:
-        for step in reversed(undo):
-            step()
 
 
 def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:
@@ -202,7 +194,7 @@ def put(operation: Any, name: str, attribute: Any, undo: Undo) -> None:
         else:
             operation.attributes[name] = before
 
-    undo.append(restore)
+    undo.callback(restore)
 
 
 def annotate_boundary(
@@ -226,7 +218,7 @@ def put_barrier(value: Any, undo: Undo) -> None:
     where = ir.InsertionPoint.after(owner)
     added = ir.Operation.create(BARRIER, results=[value.type], operands=[value], loc=owner.location, ip=where)
     value.replace_all_uses_except(added.results[0], added)
-    undo.append(lambda: remove([added], added.results[0], value))
+    undo.callback(remove, [added], added.results[0], value)
 
 
 def put_constraint(constraint: Constraint, notation: ShardyNotation, undo: Undo) -> None:
@@ -245,7 +237,7 @@ def put_constraint(constraint: Constraint, notation: ShardyNotation, undo: Undo)
         use.owner.operation for use in constraint.handle.uses if hands_on(constraint.handle, use.owner.operation)
     ]
     constraint.handle.replace_all_uses_except(value, [added[0], *untouched])
-    undo.append(lambda: remove(added, value, constraint.handle))
+    undo.callback(remove, added, value, constraint.handle)
 
 
 def put_reshard(reshard: Reshard, notation: ShardyNotation, undo: Undo) -> Any:
@@ -267,7 +259,7 @@ def put_reshard(reshard: Reshard, notation: ShardyNotation, undo: Undo) -> Any:
         for operation in reversed(added):
             operation.erase()
 
-    undo.append(put_back)
+    undo.callback(put_back)
     return added[-1]
 
 
@@ -286,7 +278,6 @@ QUICK = (
     "symbol-dce,sdy-remove-size-one-axes,sdy-constant-or-scalar-splitter,symbol-dce,sdy-manual-axes-cleanup,sdy-add-data-flow-edges,"
     "sdy-apply-sharding-constraints,sdy-sharding-group-import,sdy-user-priority-propagate,func.func(sdy-sink-data-flow-edges)"
 )
-WHOLE = "sdy-propagation-pipeline"
 
 VALUES, RESHARD = "toast.values", "toast.reshard"
 # Stands for a sub-axis that Shardy created; no plan has them.
