@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from toast_cli.base.errors import UsageError
 from toast_cli.program.model import Program, once
-from toast_cli.program.ops import BARRIER, CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE
+from toast_cli.program.ops import CARRY, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE
 from toast_cli.program.roles import INPUTS, WEIGHTS, argument_roles
 
 LAYERS, FIRST, LAST = "layers", "first", "last"  # the stack, and what its two ends add to the stages there
@@ -103,14 +103,14 @@ def _scanned(program: Program) -> Stack | None:
     shapes_of: dict[int, dict[tuple[int, ...], int]] = defaultdict(dict)  # weight -> shapes in which it is stacked
     loops_of: dict[int, set[int]] = defaultdict(set)
     for weight, kind in _arguments(program):
-        for value, number in _readers(program, weight) if kind == "weight" else ():
-            op, shape = program.ops[number], program.values[value].shape
+        for path, number in _readers(program, weight) if kind == "weight" else ():
+            op, shape = program.ops[number], program.values[path[-1]].shape
             if op.name == DYNAMIC_SLICE and op.loop >= 0:
                 row, trips = program.values[op.results[0]].shape, program.loops[op.loop].trips
                 dims = [d for d, (n, m) in enumerate(zip(shape, row, strict=True)) if n != m]
                 if trips > 1 and [shape[d] for d in dims] == [trips]:
                     loops_of[weight].add(op.loop)
-                    shapes_of[weight] |= dict(_dimensions(program, weight, value, dims[0]))
+                    shapes_of[weight] |= dict(_dimensions(program, path, dims[0]))
     weights_of: dict[int, set[int]] = defaultdict(set)  # the forward loop -> weights
     for weight, readers in loops_of.items():
         weights_of[min(readers, key=lambda loop: program.loops[loop].first)].add(weight)
@@ -187,49 +187,42 @@ def _arguments(program: Program) -> Iterator[tuple[int, str]]:
         yield argument.value, words.get(names[role], "state")
 
 
-def _readers(program: Program, value: int) -> Iterator[tuple[int, int]]:
-    """(value, op) for each op that reads an array, or its views and conversions, which are left out."""
-    waiting, seen = [value], {value}
+def _readers(program: Program, weight: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """The ops that read a weight, or what is made of weights alone (`1 + scale`), and depend on an input or take a row.
+    Each has the path of what it reads: the weight, then what is made of it. An optimizer's weight decay depends on no
+    input."""
+    dependent = dependent_values(program)
+    waiting: list[tuple[int, ...]] = [(weight,)]
+    seen = {weight}
     while waiting:
-        version = waiting.pop()
-        for number, place in program.users[version]:
+        path = waiting.pop()
+        for number, _ in program.users[path[-1]]:
             op = program.ops[number]
-            if op.kind.view_or_convert or op.name == BARRIER:
-                result = op.results[min(place, len(op.results) - 1)]
-                waiting += [] if result in seen else [result]
-                seen.add(result)
+            if op.name == DYNAMIC_SLICE or not dependent.isdisjoint(op.results):
+                yield path, number
             else:
-                yield version, number
+                waiting += [(*path, value) for value in op.results if value not in seen]
+                seen.update(op.results)
 
 
 def _first_use(program: Program, weight: int) -> int:
-    """The first op that depends on an input and reads a weight, or what is made of weights alone (`1 + scale`); -1 for
-    none. It is in the forward pass: an optimizer's weight decay does not depend on inputs."""
-    dependent, readers = dependent_values(program), list[int]()
-    waiting, seen = [weight], {weight}
-    while waiting:
-        for number, _ in program.users[waiting.pop()]:
-            results = program.ops[number].results
-            if dependent.intersection(results):
-                readers.append(number)
-            else:
-                waiting += [value for value in results if value not in seen]
-                seen.update(results)
-    return min(readers, default=-1)
+    """The first op that reads a weight, see `_readers`; -1 for none. It is in the forward pass."""
+    return min((number for _, number in _readers(program, weight)), default=-1)
 
 
-def _dimensions(program: Program, weight: int, view: int, dim: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """(shape, dimension) of a view of a weight, of those between, and of the weight: where a dimension of it is."""
-    yield program.values[view].shape, dim
-    while view != weight:
-        op = program.ops[program.producer[view]]
-        place = op.results.index(view)
-        factors, view = op.rule.results[place][dim], op.operands[place]
-        dims = [d for d, names in enumerate(op.rule.operands[place]) if names and names[0] in factors]
+def _dimensions(program: Program, path: tuple[int, ...], dim: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """(shape, dimension) of the values of a path from the last to the first: where a dimension of the last is."""
+    yield program.values[path[-1]].shape, dim
+    for before, value in pairwise(reversed(path)):
+        op = program.ops[program.producer[before]]
+        factors = op.rule.results[op.results.index(before)][dim]
+        dims = [
+            d for d, names in enumerate(op.rule.operands[op.operands.index(value)]) if names and names[0] in factors
+        ]
         if not dims:
             return
         (dim, *_) = dims
-        yield program.values[view].shape, dim
+        yield program.values[value].shape, dim
 
 
 @once
