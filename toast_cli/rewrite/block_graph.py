@@ -14,7 +14,8 @@ import numpy as np
 from toast_cli import xla
 from toast_cli.frontend.attributes import is_placed, is_splat
 from toast_cli.frontend.inline import numbers
-from toast_cli.frontend.source import read_from_outside
+from toast_cli.frontend.source import Source, read_from_outside
+from toast_cli.kernels.describe import describe_kernels
 from toast_cli.program.model import Value
 from toast_cli.program.ops import (
     BARRIER,
@@ -31,6 +32,13 @@ from toast_cli.xla import ADVANCE, ir
 
 _UNREPEATABLE = (RNG, "stablehlo.rng_bit_generator", "stablehlo.infeed", "stablehlo.outfeed", "stablehlo.recv",
                  "stablehlo.send", "stablehlo.create_token", "stablehlo.after_all")  # fmt: skip
+
+
+def copied_module(source: Source) -> Any:
+    """A copy of a program's module to rewrite."""
+    copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
+    describe_kernels(copy, source.kernels)
+    return copy
 
 
 class BlockGraph:
@@ -76,7 +84,7 @@ class BlockGraph:
         """
         handles = list(dict.fromkeys(needed))
         numbers = {value: number for number, value in enumerate(handles)}
-        wanted, sizes = list(range(len(handles))), []
+        wanted, sizes = tuple(range(len(handles))), []
         made_from: list[tuple[int, ...] | None] = []
         for value in handles:  # `handles` grows in the loop
             keep_bytes, maker = cost(value), self.place.get(value)
@@ -91,7 +99,7 @@ class BlockGraph:
                     handles.append(other)
             sizes.append(keep_bytes or self.size(value))
             made_from.append(None if read is None else tuple([numbers[other] for other in read]))
-        cut = (tuple(made_from), tuple(sizes), tuple(wanted))
+        cut = (tuple(made_from), tuple(sizes), wanted)
         if cut not in self._cuts:  # equal layers have equal cuts
             self._cuts[cut] = least_kept(*cut)
         return {handles[k] for k in self._cuts[cut]}
@@ -114,7 +122,8 @@ def is_pure(operation: Any) -> bool:
 
     def visit(inner: Any) -> Any:
         nonlocal allowed
-        effect = inner.name == CUSTOM_CALL and _has_effect(inner)
+        stated = inner.name == CUSTOM_CALL and "has_side_effect" in inner.attributes
+        effect = stated and ir.BoolAttr(inner.attributes["has_side_effect"]).value
         allowed = allowed and not (effect or inner.name in _UNREPEATABLE or is_placed(inner))
         return ADVANCE
 
@@ -157,10 +166,6 @@ def _is_weight(value: Any) -> bool:
         return True
     body = loop.regions[1].blocks[0]
     return bool(xla.terminator(body).operands[value.arg_number] == body.arguments[value.arg_number])
-
-
-def _has_effect(call: Any) -> bool:
-    return "has_side_effect" in call.attributes and bool(ir.BoolAttr(call.attributes["has_side_effect"]).value)
 
 
 def is_remade(value: Any) -> bool:
@@ -232,29 +237,21 @@ def least_kept(
     from scipy.sparse import coo_array  # heavy, and rarely needed
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-    reached, stack = set(needed), list(needed)
-    while stack:
-        for value in made_from[stack.pop()] or ():
-            if value not in reached:
-                reached.add(value)
-                stack.append(value)
-    order = sorted(reached)
-    place = {value: 2 * k for k, value in enumerate(order)}
-    source, sink = 2 * len(order), 2 * len(order) + 1
-    unit = max(1, sum(sizes[value] for value in order) // _TOTAL)
+    # Value k enters at node 2k and leaves at node 2k + 1; the edge between them has its bytes.
+    source, sink = 2 * len(sizes), 2 * len(sizes) + 1
+    unit = max(1, sum(sizes) // _TOTAL)
     edges: list[tuple[int, int, int]] = []
-    for value in order:
-        node, makers = place[value], made_from[value]
-        edges.append((node, node + 1, -(-sizes[value] // unit)))
+    for value, (size, makers) in enumerate(zip(sizes, made_from, strict=True)):
+        edges.append((2 * value, 2 * value + 1, -(-size // unit)))
         if makers is None:
-            edges.append((source, node, _UNLIMITED))
-        edges += [(place[maker] + 1, node, _UNLIMITED) for maker in dict.fromkeys(makers or ())]
+            edges.append((source, 2 * value, _UNLIMITED))
+        edges += [(2 * maker + 1, 2 * value, _UNLIMITED) for maker in dict.fromkeys(makers or ())]
         if value in needed:
-            edges.append((node + 1, sink, _UNLIMITED))
+            edges.append((2 * value + 1, sink, _UNLIMITED))
     rows, columns, capacities = (np.array(column, dtype=np.int32) for column in zip(*edges, strict=True))
     graph = coo_array((capacities, (rows, columns)), shape=(sink + 1, sink + 1)).tocsr()
     left = graph - maximum_flow(graph, source, sink).flow
     left.data = np.where(left.data > 0, left.data, 0)
     left.eliminate_zeros()
     behind = set(breadth_first_order(left.T.tocsr(), sink, return_predecessors=False).tolist())
-    return frozenset(value for value in order if place[value] not in behind and place[value] + 1 in behind)
+    return frozenset(value for value in range(len(sizes)) if 2 * value not in behind and 2 * value + 1 in behind)

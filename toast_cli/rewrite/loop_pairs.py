@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli import xla
+from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.frontend.trips import trip_count
 from toast_cli.program.ops import ADD, CONVERT, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESHAPE, SELECT
 from toast_cli.rewrite.block_graph import BlockGraph, before_reshape, erase_unread
@@ -317,8 +318,6 @@ def _add_in_place(total: Any, added: Any) -> None:
 # ---------------------------------------------------------------- indices of loops
 # Recognises loop indices that are linear in a loop counter: `sign * counter + offset`, with a constant step per trip.
 
-_SUBTRACT, _CONSTANT, _COMPARE = "stablehlo.subtract", "stablehlo.constant", "stablehlo.compare"
-
 
 @dataclass(frozen=True)
 class Index:
@@ -340,23 +339,23 @@ def yielded(loop: Any) -> list[Any]:
 
 def index_of(value: Any, loop: Any) -> Index | None:
     """An integer of a loop's body as a linear function of a counter; None if it is not one."""
-    body = body_of(loop)
+    number = _constant(value)
+    if number is not None:
+        return Index(-1, 0, number)
     if isinstance(value, ir.BlockArgument):
-        if value.owner != body:
-            return None
-        number = value.arg_number
-        if yielded(loop)[number] != value:
-            return Index(number, 1, 0)
-        outer = loop.operands[number]
-        return None if isinstance(outer, ir.BlockArgument) else _constant(outer.owner)
+        changes = value.owner == body_of(loop) and yielded(loop)[value.arg_number] != value
+        return Index(value.arg_number, 1, 0) if changes else None
     maker = value.owner
-    if maker.name == _CONSTANT:
-        return _constant(maker)
     if maker.name in (CONVERT, RESHAPE):
         return index_of(maker.operands[0], loop)
-    if maker.name == SELECT and _asks_if_negative(maker):  # JAX's handling of negative indices
-        return index_of(maker.operands[2], loop)
-    if maker.name not in (ADD, _SUBTRACT):
+    if maker.name == SELECT:  # JAX's `i < 0 ? i + n : i`
+        asks = maker.operands[0].owner
+        is_less = getattr(asks, "name", "") == "stablehlo.compare" and "LT" in str(
+            asks.attributes["comparison_direction"]
+        )
+        negative = is_less and asks.operands[0] == maker.operands[2] and _constant(asks.operands[1]) == 0
+        return index_of(maker.operands[2], loop) if negative else None
+    if maker.name not in (ADD, "stablehlo.subtract"):
         return None
     left, right = (index_of(operand, loop) for operand in maker.operands)
     if left is None or right is None or (left.sign and right.sign):
@@ -365,22 +364,10 @@ def index_of(value: Any, loop: Any) -> Index | None:
     return Index(max(left.counter, right.counter), left.sign + way * right.sign, left.offset + way * right.offset)
 
 
-def _constant(maker: Any) -> Index | None:
-    number = xla.constant_number(maker) if maker.name == _CONSTANT else None
-    return Index(-1, 0, int(number)) if number is not None and number.lstrip("-").isdigit() else None
-
-
-def _asks_if_negative(select: Any) -> bool:
-    comparison = select.operands[0].owner
-    if (
-        isinstance(comparison, ir.Block)
-        or comparison.name != _COMPARE
-        or "LT" not in str(comparison.attributes["comparison_direction"])
-    ):
-        return False
-    zero = comparison.operands[1].owner
-    constant = None if isinstance(zero, ir.Block) else _constant(zero)
-    return bool(comparison.operands[0] == select.operands[2]) and constant is not None and constant.offset == 0
+def _constant(value: Any) -> int | None:
+    """The number that an integer is, if the program states it."""
+    numbers = known_numbers(value)
+    return None if numbers is None or numbers.size != 1 else int(numbers.item())
 
 
 def counted(index: Index, loop: Any) -> range | None:
@@ -388,9 +375,8 @@ def counted(index: Index, loop: Any) -> range | None:
     trips = trip_count(loop)
     if index.sign == 0 or trips is None:
         return None
-    start, step = loop.operands[index.counter], index_of(yielded(loop)[index.counter], loop)
-    first = None if isinstance(start, ir.BlockArgument) else _constant(start.owner)
+    first, step = _constant(loop.operands[index.counter]), index_of(yielded(loop)[index.counter], loop)
     if first is None or step is None or (step.counter, step.sign) != (index.counter, 1) or not step.offset:
         return None
-    begin, by = index.sign * first.offset + index.offset, index.sign * step.offset
+    begin, by = index.sign * first + index.offset, index.sign * step.offset
     return range(begin, begin + by * trips, by)

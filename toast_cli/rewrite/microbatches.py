@@ -13,7 +13,7 @@ from toast_cli.frontend.attributes import is_splat, splat_of
 from toast_cli.frontend.inline import numbers
 from toast_cli.frontend.reader import Reader, read_arguments
 from toast_cli.frontend.source import Source, made_by, read_from_outside, read_rewritten, retyped
-from toast_cli.kernels.describe import describe_kernels, run_on_part
+from toast_cli.kernels.describe import run_on_part
 from toast_cli.program.model import Program, Result
 from toast_cli.program.ops import (
     BROADCAST_IN_DIM,
@@ -25,7 +25,7 @@ from toast_cli.program.ops import (
 )
 from toast_cli.program.roles import INPUTS, argument_roles
 from toast_cli.rewrite.batch_split import CONSTANT, SUM, Cut, CutRules, Split, Statements, WholeBatchError, split_batch
-from toast_cli.rewrite.block_graph import replace_operands
+from toast_cli.rewrite.block_graph import copied_module, replace_operands
 from toast_cli.rewrite.loop_pairs import add_rows_in_place, body_of, yielded
 from toast_cli.xla import ir
 from toast_cli.xla.build import INDEX, Builder
@@ -52,7 +52,7 @@ def _inputs(source: Source) -> list[int]:
 def batch_parts(source: Source) -> list[int] | str:
     """Numbers of microbatches to try: divisors of the batch, each the smallest that is at least twice the last. Or why
     there are none."""
-    copy = _copy(source)
+    copy = copied_module(source)
     with copy.context:
         divided = _divide(source, copy, lambda size: next(n for n in range(2, size + 1) if size % n == 0))
     if isinstance(divided, str):
@@ -66,7 +66,7 @@ def batch_parts(source: Source) -> list[int] | str:
 
 def with_microbatches(source: Source, parts: int) -> Source | str:
     """The program with its batch in `parts` microbatches, or why that is impossible, with the op concerned."""
-    copy = _copy(source)
+    copy = copied_module(source)
     with copy.context, ir.Location.unknown():
         divided = _divide(source, copy, lambda _: parts)
         if isinstance(divided, str):
@@ -88,12 +88,6 @@ class _Divided:
     reader: Reader
     split: Split
     size: int
-
-
-def _copy(source: Source) -> Any:
-    copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
-    describe_kernels(copy, source.kernels)
-    return copy
 
 
 def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divided | str:

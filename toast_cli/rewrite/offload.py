@@ -17,14 +17,13 @@ from toast_cli.frontend.convert import mark_host_memory
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.reader import transfer_of
 from toast_cli.frontend.source import Source, read_rewritten
-from toast_cli.kernels.describe import describe_kernels
 from toast_cli.program.model import Program
 from toast_cli.program.names import slash_path
 from toast_cli.program.ops import CUSTOM_CALL, MANUAL_REGION
 from toast_cli.program.roles import carried_results, optimizer_state
 from toast_cli.program.values import TO_HOST
 from toast_cli.request import Offload
-from toast_cli.rewrite.block_graph import before_reshape
+from toast_cli.rewrite.block_graph import before_reshape, copied_module
 from toast_cli.rewrite.loop_pairs import ResidualStack, loop_pairs, yielded
 from toast_cli.xla import ir
 
@@ -48,8 +47,7 @@ def with_offload(source: Source, offload: Offload) -> Source | str:
     """The program with these arrays in host memory, or the reason why there are none."""
     if source.annotations:
         return "the program states shardings of its own, which toast does not carry over to a rewritten program"
-    copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
-    describe_kernels(copy, source.kernels)
+    copy = copied_module(source)
     notices, whys = [], []
     with copy.context, ir.Location.unknown():
         if offload is not Offload.optimizer_state:

@@ -15,13 +15,13 @@ from toast_cli import xla
 from toast_cli.frontend.inline import NEUTRAL
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.source import Source, read_rewritten
-from toast_cli.kernels.describe import describe_kernels
 from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, DYNAMIC_SLICE, RESHAPE
 from toast_cli.request import Recompute
 from toast_cli.rewrite.block_graph import (
     BlockGraph,
     before_reshape,
     clone,
+    copied_module,
     erase_unread,
     is_pure,
     is_remade,
@@ -54,8 +54,7 @@ def with_recompute(source: Source, policy: Recompute) -> Source | str:
     """The program with rematerialisation under this policy, or the reason why there is none."""
     if source.annotations:
         return "the program states shardings of its own, which are of arrays that it saves"
-    copy = xla.parse_module(source.module.context, xla.write_bytecode(source.module))
-    describe_kernels(copy, source.kernels)
+    copy = copied_module(source)
     weights = {source.program.values[argument.value].shape for argument in source.program.arguments}
     with copy.context, ir.Location.unknown():
         block = xla.main_function(copy).entry_block
@@ -287,7 +286,7 @@ def _enumerate(values: Any, numbers: dict[Any, int]) -> None:
 # ---------------------------------------------------------------- layers that are not in a loop
 # Rematerialisation in a step whose layers are not in a loop.
 #
-# The forward pass is divided into segments, see `toast_cli.rewrite.recompute`. The values of a segment that the
+# The forward pass is divided into segments. The values of a segment that the
 # backward pass reads are recomputed from the kept values in front of their first reader, behind an optimization
 # barrier, as `jax.checkpoint` writes it. The barrier has a gradient among its operands, so that no compiler computes
 # the segment earlier.
