@@ -58,7 +58,7 @@ KNOWN = {
     "an argument": ("", CASE.replace("%k", "%i"), ["case", "sine", "cosine"]),
     "branches that are alike": ("", alike(), ["reduce_precision", "negate"]),
     "one attribute differs": ("", alike(format="e8m7"), DIFFERENT),
-    "one operand differs": ("", alike(operand="b"), ["case", "reduce_precision", "negate", "negate"]),
+    "one operand differs": ("", alike(operand="b"), DIFFERENT),
     "true": (constant("k", "true", "i1"), IF, ["sine"]),
     "false": (constant("k", "false", "i1"), IF, []),
     "a truth that is given": ("", IF.replace("%k", "%p"), ["if", "sine"]),

@@ -243,9 +243,6 @@ _COMPUTED: dict[str, Callable[[Any, Sequence[Array]], Array | None]] = {
 #
 # XLA inlines the branch before it partitions, so its operations fuse with those around them; the cost model would
 # count the conditional's results as separate arrays.
-#
-# Unread results of other conditionals (the forward pass of a gradient) become zeros: XLA's partitioner would still
-# compute and communicate them.
 
 DROP_UNREAD = "func.func(trivial-dce)"
 CONDITIONALS = frozenset({CASE, IF})
@@ -291,34 +288,6 @@ def _alike(first: Any, second: Any, same: dict[Any, Any]) -> bool:
             return False
         same.update(zip(left.results, right.results, strict=True))
     return True
-
-
-def drop_unread_results(module: Any) -> None:
-    """Replaces conditional results that nothing reads by zeros, and drops the operations that only they needed."""
-    run_passes(module, DROP_UNREAD)
-    while empty_unread_results(module):  # each round has fewer left
-        run_passes(module, DROP_UNREAD)
-
-
-def empty_unread_results(module: Any) -> int:
-    """Replaces unread results of conditionals by zeros; returns their number."""
-    emptied = 0
-    for operation in walk_ops(module, CASE, IF):
-        unread = [k for k, result in enumerate(operation.results) if not list(result.uses) and is_array(result)]
-        for block in [region.blocks[0] for region in operation.regions] if unread else []:
-            last = terminator(block)
-            for k in unread:
-                if splat_number(last.operands[k]) != 0:
-                    kind = operation.results[k].type
-                    last.operands[k] = Builder.before(last).constant(0, str(kind.element_type), tuple(kind.shape))
-                    emptied += 1
-    return emptied
-
-
-def is_array(value: Any) -> bool:
-    """True for an array of integers or floating-point numbers, for which a constant can be made."""
-    kind = value.type
-    return isinstance(kind, ir.RankedTensorType) and isinstance(kind.element_type, ir.IntegerType | ir.FloatType)
 
 
 def outcome(operation: Any, number: int) -> list[Any]:

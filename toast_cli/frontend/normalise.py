@@ -17,10 +17,8 @@ from toast_cli.frontend.convert import left_out_notices
 from toast_cli.frontend.formats import drop_declarations, is_known, refuse_foreign
 from toast_cli.frontend.inline import BODIES, copy_captured_constants, inline_calls
 from toast_cli.frontend.known_numbers import (
-    CONDITIONALS,
     DECIDED,
     PICKS,
-    drop_unread_results,
     share_batches,
     take_known_branches,
 )
@@ -138,8 +136,6 @@ def normalise(
         refuse_foreign(module, path)
     if not contents.names.isdisjoint(DECIDED):
         take_known_branches(module)
-    if not contents.names.isdisjoint(CONDITIONALS):
-        drop_unread_results(module)
     if not contents.names.isdisjoint(PICKS):
         share_batches(module)
     notices = left_out_notices(module)
