@@ -26,12 +26,12 @@ from benchmarks.real.lower import path_of
 from sample_models import block, decoder, moe, resnet50, rnn, scan, ssm, vit
 from sample_models.common import Sample, encode, lower
 from toast_cli import xla
-from toast_cli.ask_xla.ask_compiler import compiler_for
 from toast_cli.ask_xla.compile import target_of
+from toast_cli.candidates.ask_compiler import compiler_for
+from toast_cli.candidates.fitting import options_of
 from toast_cli.hardware import Spec, load_spec
 from toast_cli.pipeline import Outcome, partition
 from toast_cli.request import Fit, Request
-from toast_cli.rewrite.fitting import options_of
 
 # Sample models whose smallest plan needs 3 to 12 GiB.
 SAMPLES: dict[str, Callable[[], Sample]] = {

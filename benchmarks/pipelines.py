@@ -18,6 +18,7 @@ from benchmarks.common import Row, markdown_table, note, put_between, show
 from benchmarks.published.runs import LLAMA_8B, LLAMA_70B, Decoder, Policy, Run
 from benchmarks.published.step import lowered
 from toast_cli.base.errors import UsageError
+from toast_cli.candidates.stage_plans import best_stages
 from toast_cli.dimensions import analyse
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import Mesh, load_spec, parse_shape
@@ -25,7 +26,6 @@ from toast_cli.hardware.topology import divisors
 from toast_cli.plan.problem import make_problem
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.pipelines import PricedPipeline, StageRequest, pipelines
-from toast_cli.rewrite.stage_plans import best_stages
 from toast_cli.tactics import priced_strategies, priced_strategy
 from toast_cli.tactics.strategies import STRATEGIES
 

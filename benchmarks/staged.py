@@ -32,13 +32,13 @@ import toast_cli.cli.app
 from benchmarks.common import note
 from toast_cli.ask_xla.collectives import collectives_in
 from toast_cli.ask_xla.compile import Answer, compile_for, target_of
+from toast_cli.candidates.stage_plans import StageOptions, best_stages
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec, parse_shape
 from toast_cli.price.pipelines import StageRequest
 from toast_cli.program.model import dtype_of
 from toast_cli.rewrite.stage_files import StagedProgram
-from toast_cli.rewrite.stage_plans import StageOptions, StagePlan, best_stages
-from toast_cli.rewrite.stages import staged_program
+from toast_cli.rewrite.stages import StagePlan, staged_program
 from toast_cli.tactics import parse_tactics
 
 WORDS, HEADS = 64, 4

@@ -14,8 +14,8 @@ from checking import toast
 from programs import SAMPLES
 
 from toast_cli import pipeline
-from toast_cli.ask_xla.ask_compiler import known_strategies
 from toast_cli.ask_xla.compile import collectives_after_partitioning
+from toast_cli.candidates.ask_compiler import known_strategies
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome
 from toast_cli.plan.decisions import Plan, Replicate

@@ -31,7 +31,7 @@ ORDER = [
     "rewrite",
     "ask_xla",
     "report",
-    "largest_size",
+    "candidates",
     "pipeline",
     "together",
     "api",

@@ -24,11 +24,11 @@ from benchmarks.law import differing, plans_of, statements
 from toast_cli import xla
 from toast_cli.ask_xla.compile import virtual_devices
 from toast_cli.ask_xla.confirm import Compiled, Compiler
+from toast_cli.candidates.variants import SearchSpace, search_variants, variants_of
 from toast_cli.cli.app import run
 from toast_cli.pipeline import partition
 from toast_cli.request import Request
 from toast_cli.rewrite.fused_products import fused_parts, with_parts
-from toast_cli.rewrite.variants import SearchSpace, search_variants, variants_of
 from toast_cli.search.run import Settings, run_search
 from toast_cli.tactics import parse_tactics, starting_plans
 
@@ -299,7 +299,7 @@ def test_the_compiler_chooses_between_variants(
     monkeypatch.setenv("TOAST_CACHE", "off")
     answers = list(seconds)
     monkeypatch.setattr(
-        "toast_cli.ask_xla.ask_compiler.compiler_for",
+        "toast_cli.candidates.ask_compiler.compiler_for",
         lambda *_: lambda mesh: Slow(mesh, virtual_devices(8), seconds=answers.pop(0)),
     )
     strategy = "data-parallel:data+megatron:model"

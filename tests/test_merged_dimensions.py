@@ -12,12 +12,12 @@ import pytest
 from jax import lax
 from programs import arg, round_mesh, source_of
 
+from toast_cli.candidates.variants import analysed
 from toast_cli.cli.app import run
 from toast_cli.dimensions import analyse
 from toast_cli.dimensions.merged import set_apart
 from toast_cli.pipeline import partition
 from toast_cli.request import Request
-from toast_cli.rewrite.variants import analysed
 
 T, B, D, H = 5, 16, 24, 40
 MESH = "h100-8"

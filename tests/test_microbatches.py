@@ -17,12 +17,12 @@ from programs import arg, source_of, source_of_text
 
 from toast_cli import xla
 from toast_cli.ask_xla.numbers import input_sets, relative_error
+from toast_cli.candidates.fitting import by_reason
 from toast_cli.frontend import Source
 from toast_cli.pipeline import partition
 from toast_cli.price.memory_fit import RISK
 from toast_cli.request import Request
 from toast_cli.rewrite import batch_parts, with_microbatches
-from toast_cli.rewrite.fitting import by_reason
 
 Params = dict[str, Any]
 DENSE = {"a": arg(16, 32), "b": arg(32, 8)}

@@ -16,13 +16,13 @@ from jax import lax
 from programs import arg, evaluator_of, source_of
 from test_recompute import ALL, DENSE, PROGRAMS, TOKENS, WEIGHTS, decoder, rewritten, same_numbers, step
 
+from toast_cli.candidates.variants import Variant, search_variants
 from toast_cli.frontend import Source
 from toast_cli.hardware import load_spec
 from toast_cli.program.roles import optimizer_state
 from toast_cli.program.values import TO_DEVICE, TO_HOST, is_transfer, on_host
 from toast_cli.request import Offload
 from toast_cli.rewrite import with_microbatches, with_offload
-from toast_cli.rewrite.variants import Variant, search_variants
 
 Tree = dict[str, Any]
 
@@ -213,7 +213,7 @@ def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path, monkeypatch: pytes
         trials += offloads
         return [replace(it, result=replace(it.result, stopped="interrupted")) for it in found] if offloads else found
 
-    monkeypatch.setattr("toast_cli.rewrite.fitting.search_variants", interrupted)
+    monkeypatch.setattr("toast_cli.candidates.fitting.search_variants", interrupted)
     toast(*options, "--memory-limit", f"{peak // 2}B")
     assert trials == 1
 

@@ -22,13 +22,13 @@ from sweeps import sweep
 from toast_cli import xla
 from toast_cli.ask_xla.confirm import Compiled
 from toast_cli.ask_xla.numbers import input_sets, relative_error
+from toast_cli.candidates.variants import Variant, search_variants
 from toast_cli.frontend import Source, load
 from toast_cli.pipeline import partition
 from toast_cli.request import Recompute, Request
 from toast_cli.rewrite import fitting, kept_bytes, with_microbatches, with_recompute
 from toast_cli.rewrite.block_graph import BlockGraph, least_kept
 from toast_cli.rewrite.recompute import EqualValues, Lifetimes, checkpoints
-from toast_cli.rewrite.variants import Variant, search_variants
 
 Tree = dict[str, Any]
 ALL, CHEAP, BATCHED = Recompute.all, Recompute.all_but_products, Recompute.all_but_weight_products
@@ -417,7 +417,7 @@ def test_it_is_chosen_where_the_compiler_refuses_and_asked_about(
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: Refuses())
+    monkeypatch.setattr("toast_cli.candidates.ask_compiler.compiler_for", lambda spec, name: lambda mesh: Refuses())
     fast = ["--iterations", "12"]
     code, found = report_of(deep, tmp_path, *fast, "--confirm", "2")
     assert code == 0 and found["program"]["recompute"] == POLICY and found["confirmation"]["chosen"]
@@ -436,7 +436,7 @@ def test_where_the_compiler_refuses_all_variants_the_report_says_what_was_tried(
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesAll())
+    monkeypatch.setattr("toast_cli.candidates.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesAll())
     code, found = report_of(deep, tmp_path, "--iterations", "12", "--confirm", "1")
     assert code == 3 and found["confirmation"]["rejected"]
     assert found["program"]["recompute"] or found["program"]["microbatches"] > 1
@@ -456,7 +456,7 @@ def test_a_search_that_the_user_ends_is_followed_by_no_other(
         return [replace(found, result=replace(found.result, stopped=stopped))]
 
     searched: list[Variant] = []
-    monkeypatch.setattr("toast_cli.rewrite.fitting.search_variants", ended)
+    monkeypatch.setattr("toast_cli.candidates.fitting.search_variants", ended)
     request = Request(deep, "v5e-8", iterations=12, memory_limit=150 * 2**20)
     found = partition(request, annotated=False)
     assert len(searched) == number and found.result.stopped == "interrupted"
@@ -476,7 +476,7 @@ def test_a_variant_that_the_compiler_refuses_is_followed_by_another_of_the_progr
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(
-        "toast_cli.ask_xla.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesOneVariant()
+        "toast_cli.candidates.ask_compiler.compiler_for", lambda spec, name: lambda mesh: RefusesOneVariant()
     )
     monkeypatch.setattr(fitting, "with_recompute", lambda source, policy: "nothing recomputed, please")
     limit = ["--iterations", "12", "--memory-limit", "350MiB"]

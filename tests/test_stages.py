@@ -16,6 +16,7 @@ from programs import LINK_BYTES_PER_SECOND, arg, evaluator_of, round_mesh, sourc
 from report_sample import make_report
 
 from toast_cli.base.errors import UsageError
+from toast_cli.candidates.stage_plans import StageOptions, best_stages
 from toast_cli.cli.app import run
 from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, load_spec, parse_shape
@@ -37,7 +38,6 @@ from toast_cli.report.comparison import PIPELINE, compare, with_contender, with_
 from toast_cli.report.style import make_console, render
 from toast_cli.report.terminal import print_report
 from toast_cli.request import Request
-from toast_cli.rewrite.stage_plans import StageOptions, best_stages
 from toast_cli.tactics import parse_tactics
 from toast_cli.tactics.strategies import priced_strategy
 

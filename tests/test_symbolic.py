@@ -13,9 +13,9 @@ import pytest
 import toast_cli as toast
 from toast_cli import pipeline
 from toast_cli.base.errors import InputError
+from toast_cli.candidates.largest_size import chosen_sizes, sizes_in, split_dims, try_sizes
 from toast_cli.cli import main
 from toast_cli.frontend import content_of, load, symbols_in
-from toast_cli.largest_size import chosen_sizes, sizes_in, split_dims, try_sizes
 from toast_cli.report.model import TriedSizeFacts
 
 ITERATIONS = ("--iterations", "10")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from report_sample import TOO_LARGE, make_report
 
-from toast_cli.ask_xla import ask_compiler
 from toast_cli.ask_xla.confirm import Compiled
+from toast_cli.candidates import ask_compiler
 from toast_cli.cli.app import run
 from toast_cli.frontend import load
 from toast_cli.hardware import Mesh, load_spec

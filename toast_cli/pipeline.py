@@ -6,8 +6,8 @@
                                 emit ──► report
 
 `partition` takes a `Request` and returns an `Outcome`. Frozen values travel along the arrows; the `Evaluator` beside
-the search keeps memos. Two steps are not drawn: where no plan fits, `rewrite.fitting` rewrites the program and searches
-again, and `ask_xla.ask_compiler` lets a compiler choose between the best plans.
+the search keeps memos. Two steps are not drawn: where no plan fits, `candidates.fitting` rewrites the program and
+searches again, and `candidates.ask_compiler` lets a compiler choose between the best plans.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from typing import TYPE_CHECKING
 from toast_cli.ask_xla import begin
 from toast_cli.base.children import in_fork, without_cycle_collection
 from toast_cli.base.errors import ToastError, UsageError
+from toast_cli.candidates.fitting import ATTEMPTS, Candidates
+from toast_cli.candidates.largest_size import chosen_sizes, sizes_in, split_dims, tried_size, try_sizes
+from toast_cli.candidates.stage_plans import StageOptions, best_stages
+from toast_cli.candidates.variants import Progress as Progress
+from toast_cli.candidates.variants import SearchSpace, Variant, variants_of
 from toast_cli.dimensions import analyse
 from toast_cli.frontend import Source, content_of, load, program_pins, symbols_in
 from toast_cli.frontend.formats import read_bytes, source_name
 from toast_cli.frontend.symbolic import no_symbols, parse_dims
 from toast_cli.hardware import Mesh, Spec, export_platform, load_spec, parse_shape
-from toast_cli.largest_size import chosen_sizes, sizes_in, split_dims, tried_size, try_sizes
 from toast_cli.plan.decisions import Plan, parse_goal
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.plan.saved import SavedPlan, read_plan, save_plan, saved_plan
@@ -46,10 +50,6 @@ from toast_cli.report.comparison import (
 from toast_cli.report.model import UNSURE, YES, Report, TriedSizeFacts
 from toast_cli.request import AUTO, CompilerName, Fit
 from toast_cli.request import Request as Request
-from toast_cli.rewrite.fitting import ATTEMPTS, Candidates
-from toast_cli.rewrite.stage_plans import StageOptions, StagePlan, best_stages
-from toast_cli.rewrite.variants import Progress as Progress
-from toast_cli.rewrite.variants import SearchSpace, Variant, variants_of
 from toast_cli.search.alternatives import best_plans
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.search.run import PLANS
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from toast_cli.emit import Written
     from toast_cli.emit.specs import Trees
     from toast_cli.plan.partitioned import PartitionedProgram
+    from toast_cli.rewrite.stages import StagePlan
 
 
 # A compiler is not asked (`--confirm auto`) about a plan that is predicted to need more than so many times the memory.
@@ -363,7 +364,7 @@ class _Judge:
 
     def __call__(self, variant: Variant, plans: list[Plan], others: list[Variant]) -> tuple[Variant, Confirmation]:
         """The variant with the plan that the compiler finds best. See `ask_compiler.judged`."""
-        from toast_cli.ask_xla.ask_compiler import judged  # heavy, as below
+        from toast_cli.candidates.ask_compiler import judged  # heavy, as below
 
         assert self._compiler is not None
         return judged(variant, plans, others, self._compiler, self._request, self._tell)
@@ -384,7 +385,7 @@ class _Judge:
         return near and self._request.confirm_with != CompilerName.cpu and self.is_asked(variant)
 
     def _chips_own(self) -> Callable[[Mesh], Compiler] | None:
-        from toast_cli.ask_xla.ask_compiler import compiler_for
+        from toast_cli.candidates.ask_compiler import compiler_for
 
         try:
             return compiler_for(self._spec, self._request.confirm_with)

@@ -14,8 +14,9 @@ from math import inf, prod
 
 from toast_cli.base.children import without_cycle_collection
 from toast_cli.base.errors import UsageError
+from toast_cli.candidates.largest_size import split_dims
+from toast_cli.candidates.variants import Progress
 from toast_cli.hardware import written_shape
-from toast_cli.largest_size import split_dims
 from toast_cli.option_values import WITH_OPTION
 from toast_cli.pipeline import Outcome, briefly, plan_given
 from toast_cli.plan.decisions import Plan
@@ -23,7 +24,6 @@ from toast_cli.price.memory_fit import NO
 from toast_cli.program.model import Program
 from toast_cli.report.model import MemberFacts, TogetherFacts
 from toast_cli.request import Request
-from toast_cli.rewrite.variants import Progress
 
 # Full searches, at most, until all programs fit beside what the others keep.
 ROUNDS = 3

@@ -2,9 +2,8 @@
 
 `compile_for` (`compile`) is the one question: a program and a target in, an `Answer` or why there is none out, from a
 child process (`child`), so that a compiler that aborts is a verdict. `hlo_text`, `collectives` and `schedule` read the
-answer. `verdict` compares it with what a report promises, `confirm` compiles the best plans, `ask_compiler` takes the
-one that the compiler finds best, and `annotated` prices the program under the shardings that it came with. `numbers`
-runs programs on virtual CPU devices.
+answer. `verdict` compares it with what a report promises, `confirm` compiles the best plans, and `annotated` prices the
+program under the shardings that it came with. `numbers` runs programs on virtual CPU devices.
 """
 
 from __future__ import annotations

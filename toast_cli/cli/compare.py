@@ -39,7 +39,7 @@ def compare(
     request = options.make_request(program, mesh, given)
 
     from toast_cli import pipeline
-    from toast_cli.ask_xla.ask_compiler import compile_plans, compiler_for
+    from toast_cli.candidates.ask_compiler import compile_plans, compiler_for
     from toast_cli.hardware import load_spec
     from toast_cli.report.comparison import STRATEGY, comparison_blocks, comparison_line, with_compiled, with_contender
     from toast_cli.report.comparison import compare as tabulate

@@ -304,7 +304,7 @@ def sizes_of(texts: Sequence[str]) -> list[tuple[str, ...]]:
 
     Raises UsageError for what are no sizes.
     """
-    from toast_cli.largest_size import split_dims
+    from toast_cli.candidates.largest_size import split_dims
 
     named = [(name, sizes.split(",")) for name, _, sizes in (text.partition("=") for text in texts)]
     combinations = [*product(*([f"{name.strip()}={size.strip()}" for size in sizes] for name, sizes in named))]

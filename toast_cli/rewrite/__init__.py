@@ -8,9 +8,8 @@
   `layer_loops` divides scans over layers among them.
 
 The new program has the same arguments and results. It is analysed, searched and written like the user's own, so
-nothing behind a rewrite knows of it. `fitting` chooses rewrites where no plan fits in memory (`--fit auto`), or also
-where one makes the step faster (`--fit fastest`); `variants` are those that are always searched. `CONTRIBUTING.md` has
-the recipe for a new one.
+nothing behind a rewrite knows of it. `candidates/` chooses which rewrites are tried. `CONTRIBUTING.md` has the recipe
+for a new one.
 """
 
 from toast_cli.rewrite.microbatches import batch_parts, with_microbatches

@@ -37,12 +37,15 @@ from toast_cli.frontend.places import name_stack_of, pass_of
 from toast_cli.frontend.source import Source
 from toast_cli.frontend.trips import trip_count
 from toast_cli.hardware import Mesh
+from toast_cli.plan.decisions import Plan
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding
+from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.pipelines import PricedPipeline
 from toast_cli.program.model import Program
 from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, RESHAPE, TRANSPOSE
 from toast_cli.program.roles import INPUTS, argument_roles
+from toast_cli.program.stack import Stack
 from toast_cli.rewrite.block_graph import clone
 from toast_cli.rewrite.layer_loops import Divided, LayerLoops
 from toast_cli.rewrite.stage_files import (
@@ -58,7 +61,6 @@ from toast_cli.rewrite.stage_files import (
     StageValue,
     refusal,
 )
-from toast_cli.rewrite.stage_plans import StagePlan
 from toast_cli.xla import ir
 
 
@@ -108,6 +110,17 @@ def _annotated(source: Source, lowered: PartitionedProgram) -> tuple[Any, dict[A
 def _made_by(operation: Any) -> list[Any]:
     """Results of an operation, and arguments of its regions."""
     return [*operation.results, *(value for r in operation.regions for block in r for value in block.arguments)]
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A plan of stages. source: in a loop over microbatches. evaluator: of that on the mesh of a stage."""
+
+    source: Source
+    evaluator: Evaluator
+    plan: Plan
+    stack: Stack
+    priced: PricedPipeline
 
 
 @dataclass(eq=False)

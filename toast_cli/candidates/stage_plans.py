@@ -19,7 +19,6 @@ from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.pipelines import (
     ONE_F_ONE_B,
-    PricedPipeline,
     StageRequest,
     check_needed,
     pipelines,
@@ -29,6 +28,7 @@ from toast_cli.price.pipelines import (
 from toast_cli.program.stack import Stack, find_stack
 from toast_cli.rewrite.microbatches import batch_parts, with_microbatches
 from toast_cli.rewrite.stage_files import refusal
+from toast_cli.rewrite.stages import StagePlan
 from toast_cli.search.moves import suited
 from toast_cli.tactics.strategies import BASELINES, STRATEGIES, priced_strategies
 
@@ -45,17 +45,6 @@ class StageOptions:
     state: Callable[[Problem], Problem] = lambda problem: problem
     label: str = ""
     needed: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """A plan of stages. source: in a loop over microbatches. evaluator: of that on the mesh of a stage."""
-
-    source: Source
-    evaluator: Evaluator
-    plan: Plan
-    stack: Stack
-    priced: PricedPipeline
 
 
 def best_stages(

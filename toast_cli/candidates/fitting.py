@@ -15,6 +15,15 @@ from functools import cached_property
 from math import inf
 
 from toast_cli.base.errors import UsageError
+from toast_cli.candidates.variants import (
+    PARTED,
+    Progress,
+    Reading,
+    SearchSpace,
+    Variant,
+    analysed,
+    search_variants,
+)
 from toast_cli.frontend import Source
 from toast_cli.plan.saved import saved_plan
 from toast_cli.price.cost import Cost
@@ -24,15 +33,6 @@ from toast_cli.program.roles import WEIGHTS, argument_roles
 from toast_cli.program.values import is_transfer, recomputed_parts
 from toast_cli.request import Effort, Fit, Offload, Recompute
 from toast_cli.rewrite import batch_parts, kept_bytes, with_microbatches, with_offload, with_recompute
-from toast_cli.rewrite.variants import (
-    PARTED,
-    Progress,
-    Reading,
-    SearchSpace,
-    Variant,
-    analysed,
-    search_variants,
-)
 from toast_cli.search.run import PLANS
 
 # Plans with which a variant is searched, at medium effort: at first (the best plan of another variant, the strategies,

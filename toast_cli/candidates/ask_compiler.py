@@ -17,6 +17,7 @@ from toast_cli.ask_xla.confirm import (
     compiled_cost,
     joined,
 )
+from toast_cli.candidates.variants import Variant
 from toast_cli.frontend import Source
 from toast_cli.hardware import Mesh, Spec, load_spec
 from toast_cli.plan.decisions import Plan
@@ -24,7 +25,6 @@ from toast_cli.plan.lower import lower
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import surely_fitting_bytes
 from toast_cli.request import Request
-from toast_cli.rewrite.variants import Variant
 from toast_cli.search.alternatives import different_plans, name_of, simplest
 from toast_cli.search.incumbent import SearchResult
 from toast_cli.tactics import strategies
