@@ -353,10 +353,6 @@ def share_batch(operation: Any) -> None:
         return
     counted = _counted(operation, picked, [value for value, _ in parts])
     if len(counted) == len(parts):  # not all compilers accept an index without components
-        transposed = _in_place(operation, picked, dict(counted.values())) if operation.name == PICKS[0] else None
-        if transposed is not None:
-            replace_operation(operation, [transposed])
-            return
         counted.popitem()
     if not counted:
         return
@@ -371,32 +367,6 @@ def share_batch(operation: Any) -> None:
     )
     operation.operands[place] = Builder.before(operation).concatenate(remaining, picked.vector)
     operation.attributes[name] = with_picked_dimensions(attribute, after)
-
-
-def _in_place(gather: Any, picked: PickedDimensions, along: dict[int, int]) -> Any | None:
-    """A transpose of the operand that replaces a gather of which every index component is an iota. None if slices are
-    not whole, and if the operand is an argument: the rows of a table of positions are those of a weight, whose gradient
-    is scattered, and not the positions of a sequence.
-
-    along: dimension of the operand -> the dimension of the indices whose iota indexes it.
-    """
-    source = gather.operands[0]
-    while not isinstance(source.owner, ir.Block) and source.owner.name == "stablehlo.convert":
-        source = source.owner.operands[0]
-    if isinstance(source.owner, ir.Block):
-        return None
-    shape = list(ir.RankedTensorType(gather.operands[0].type).shape)
-    result = ir.RankedTensorType(gather.results[0].type)
-    slices, batch = iter(picked.slices), [d for d in range(result.rank) if d not in picked.slices]
-    places = []
-    for dim, (size, slice_size) in enumerate(zip(shape, numbers(gather, "slice_sizes"), strict=True)):
-        if dim in along:
-            places.append(batch[along[dim] - (along[dim] > picked.vector)])
-        elif size == slice_size and dim not in picked.single + picked.batching:
-            places.append(next(slices))
-        else:
-            return None
-    return Builder.before(gather).broadcast(gather.operands[0], tuple(result.shape), places)
 
 
 def _counted(operation: Any, picked: PickedDimensions, parts: list[Any]) -> dict[int, tuple[int, int]]:
