@@ -12,7 +12,7 @@ from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
 from toast_cli.emit import write
-from toast_cli.emit.annotations import held
+from toast_cli.emit.annotations import barred_values
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.plan.decisions import Plan
 
@@ -43,7 +43,7 @@ def test_a_total_that_is_read_in_parts_has_a_barrier(name: str) -> None:
     read, expected = READERS[name]
     case, plan = case_and_plan(read, {"data": 4, "model": 2})
     lowered = case.lowered(plan)
-    assert len(held(case.program, lowered)) == expected
+    assert len(barred_values(case.program, lowered)) == expected
     text = emit_shardy(case.source, lowered)
     assert text.count(b"stablehlo.optimization_barrier") == expected
     assert b"optimization_barrier" not in emit_shardy(case.source, lowered, annotate="arguments")
@@ -53,7 +53,7 @@ def test_a_total_that_is_read_in_parts_has_a_barrier(name: str) -> None:
 
 def test_what_is_reduced_whole_has_none() -> None:
     case, plan = case_and_plan(lambda y: y[:, :-1], {"data": 4, "model": 2}, scatter="")
-    assert held(case.program, case.lowered(plan)) == []
+    assert barred_values(case.program, case.lowered(plan)) == []
 
 
 def test_a_piece_that_is_cut_further_has_a_barrier() -> None:
@@ -62,7 +62,7 @@ def test_a_piece_that_is_cut_further_has_a_barrier() -> None:
         lambda x, g: x.T @ g, arg(64, 32), arg(64, 16), mesh=round_mesh(data=4, model=2), pins=("result=model,data",)
     )
     plan = (case.shard("x.0", "data"), case.shard("g.1", "data"))
-    assert len(held(case.program, case.lowered(plan))) == 1
+    assert len(barred_values(case.program, case.lowered(plan))) == 1
 
 
 def test_a_barrier_of_the_program_stays_beside_one_that_is_added() -> None:
@@ -90,6 +90,6 @@ def test_what_a_loop_adds_up_in_another_type_has_a_barrier(sums: Any, expected: 
     case = case_of(accumulated, *arrays, mesh=round_mesh(data=4))
     plan = (case.shard("xs.1", "data"), case.shard("xs.2", "data"))
     lowered = case.lowered(plan)
-    assert len(held(case.program, lowered)) == expected
+    assert len(barred_values(case.program, lowered)) == expected
     text = write(case.source, lowered, "stablehlo", "minimal").content
     assert (b"optimization_barrier" in text) == bool(expected)
