@@ -25,7 +25,7 @@ from toast_cli.plan.axis_assignment import without_split_space
 from toast_cli.plan.loops import LOOP_EDGES, edges
 from toast_cli.plan.partials import cut_by_readers
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.reshard import SLICE, Way, copy_of, route, steps_ahead, ways_of
+from toast_cli.plan.reshard import SLICE, Copy, Way, route, steps_ahead, ways_of
 from toast_cli.plan.sharding import OpSharding, Sharding, lay_out
 from toast_cli.price.arrays import ArrayItem
 from toast_cli.price.items import Items, NeighbourItem, NeighbourReader, SumItem, WorkItem, make_items
@@ -329,7 +329,8 @@ class _Selection:
         """The way to each collective -> its seconds."""
         steps = route(made, taken, self.problem.mesh.sizes, item.shape)
         ways = [way for way, (step, _) in zip(ways_of(steps), steps, strict=True) if step.kind != SLICE]
-        copies = [copy_of(taken, [place], steps, _can_be_ahead(item, place))] if ways else []
+        ahead = steps_ahead(steps, whole_ahead=_can_be_ahead(item, place))
+        copies = [Copy(taken, (place,), steps, ahead)] if ways else []
         uses = self.pricer.array_collectives(item, made, copies)
         return {way: use.seconds for way, use in zip(ways, uses, strict=True)}
 

@@ -58,18 +58,12 @@ Decision = Shard | Replicate
 Plan = tuple[Decision, ...]
 
 
-# Whether the order of two decisions makes no difference to any op.
-Commute = Callable[[Shard, Shard], bool]
-
-
-def independent(a: Shard, b: Shard) -> bool:
-    """Whether two decisions commute in every program: neither the axis nor the group is the same."""
-    return a.axis != b.axis and a.group != b.group
-
-
-def canonical(plan: Plan, commute: Commute = independent) -> Plan:
+def canonical(plan: Plan, commute: Callable[[Shard, Shard], bool]) -> Plan:
     """The canonical order of a plan: the lexicographically first one that exchanging commuting neighbours leads to (the
     normal form of a trace). `Replicate` commutes with everything and comes last.
+
+    Args:
+        commute: whether the order of two decisions makes no difference to any op.
     """
     ordered: list[Shard] = []
     keys: list[_Key] = []

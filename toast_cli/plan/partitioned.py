@@ -5,11 +5,10 @@ is what a report says of them, which other steps compare with XLA's compiled pro
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Literal
 
 from toast_cli.plan.loops import DeferredReduction
-from toast_cli.plan.sharding import OpSharding, Sharding, in_mesh_order, refinements, scattered_in
+from toast_cli.plan.sharding import OpSharding, Sharding, in_mesh_order, refines, scattered_in, split_further
 
 # Why a collective is there: a partial sum, a use or a pin that needs another sharding, a halo exchange, or an op that
 # one device runs for all.
@@ -108,16 +107,15 @@ class PartitionedProgram:
             return self.paths[value]
         if value not in self.computed:
             return (self.shardings[value],)
-        if value in self.at_once:
-            return (self.computed[value], self.shardings[value])
-        one_by_one = refinements(self.computed[value], self.shardings[value])
-        if len(one_by_one) == 2:
-            return one_by_one
-        constrained = value in self.convolved and len(one_by_one) > 3
-        over = [axes[len(have) :] for have, axes in zip(one_by_one[0], one_by_one[-1], strict=True)]
-        ends = accumulate(map(len, scattered_in(over, self.axis_sizes)))
-        steps = (one_by_one[0], *(one_by_one[end] for end in ends))
-        return steps[1:] if len(steps) > 2 and not constrained and in_mesh_order(steps[1]) else steps
+        before, after = self.computed[value], self.shardings[value]
+        if value in self.at_once or not refines(after, before):
+            return (before, after)
+        over = [axes[len(have) :] for have, axes in zip(before, after, strict=True)]
+        steps = [before]
+        for axes in scattered_in(over, self.axis_sizes):
+            steps.append(split_further(steps[-1], after, axes))
+        constrained = value in self.convolved and sum(map(len, over)) > 2
+        return tuple(steps[1:] if len(steps) > 2 and not constrained and in_mesh_order(steps[1]) else steps)
 
 
 # ---------------------------------------------------------------- promises

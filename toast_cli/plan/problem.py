@@ -15,6 +15,7 @@ from toast_cli.dimensions.model import Dimensions, FactorKind, Form, Strand
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.axis_assignment import (
     START,
+    SUMS,
     AxisAssigner,
     AxisAssigners,
     DecisionSpace,
@@ -40,7 +41,6 @@ from toast_cli.plan.sharding import (
     OpSharding,
     PinnedSharding,
     Space,
-    decisive,
     lay_out,
     number_pins,
     unused_pins,
@@ -129,10 +129,11 @@ class Problem:
         if key not in self._left_to:
             self._left_to[key] = frozenset(
                 group
-                for number in (*self.decisions.working, *self._look_ups)
-                if claim_of(self.patterns[number], decision, self.resolution_place)
-                and not claim_of(self.patterns[number], to, self.resolution_place)
-                for group in self.patterns[number].groups
+                for number, pattern in enumerate(self.patterns)
+                if (number in self.pattern_work or pattern.looked_up)
+                and claim_of(pattern, decision, self.resolution_place)
+                and not claim_of(pattern, to, self.resolution_place)
+                for group in pattern.groups
                 if group != decision[0]
             )
         return self._left_to[key]
@@ -143,21 +144,20 @@ class Problem:
         return not_reduced(self.program)
 
     @cached_property
-    def _look_ups(self) -> tuple[int, ...]:
-        """Patterns of look-ups in tables and their gradients."""
-        return tuple(number for number, pattern in enumerate(self.patterns) if pattern.looked_up)
-
-    @cached_property
     def _left_to(self) -> dict[tuple[Decision, Decision], frozenset[int]]:
         return {}
 
     @cached_property
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
         """[patterns] key of each pattern's choices: patterns with equal keys choose alike under every plan."""
-        return tuple(
-            (p.groups, p.strands, p.role, p.kind, p.loop_role, p.looked_up, s.rules)
-            for p, s in zip(self.patterns, self.assigners, strict=True)
-        )
+        keys = []
+        for pattern, assigner in zip(self.patterns, self.assigners, strict=True):
+            roles, sums = (
+                (pattern.role, pattern.kind, pattern.loop_role),
+                tuple([k in SUMS for k in pattern.form.kinds]),
+            )
+            keys.append((pattern.groups, pattern.strands, roles, pattern.looked_up, sums, assigner.rules))
+        return tuple(keys)
 
     @cached_property
     def unlike_patterns(self) -> dict[int, list[int]]:
@@ -165,14 +165,8 @@ class Problem:
         unlike: dict[int, dict[object, int]] = defaultdict(dict)
         for number, pattern in enumerate(self.patterns):
             for group in set(pattern.groups):
-                unlike[group].setdefault(decisive(pattern), number)
+                unlike[group].setdefault(self.chosen_by[number], number)
         return defaultdict(list, {group: list(alike.values()) for group, alike in unlike.items()})
-
-    @cached_property
-    def reach(self) -> float:
-        """Average number of unlike patterns that a `Shard` affects."""
-        reached = [len(self.unlike_patterns[d.group]) for d in self.decisions.choices if isinstance(d, Shard)]
-        return sum(reached) / len(reached) if reached else 0.0
 
     @cached_property
     def pattern_groups(self) -> tuple[frozenset[int], ...]:
@@ -184,13 +178,10 @@ class Problem:
         pair = (a.group, b.group)
         return pair not in self._meeting or (a.axis != b.axis and a.group != b.group and pair not in self._nested)
 
-    def canonical(self, plan: Plan) -> Plan:
-        """The canonical order among the equivalent ones of a plan; fixed decisions stay in front."""
-        return self._canonical(plan)
-
     @cached_property
-    def _canonical(self) -> Callable[[Plan], Plan]:
-        """Memoised `canonical`: searches come back to the same plans."""
+    def canonical(self) -> Callable[[Plan], Plan]:
+        """Puts a plan in the canonical order among the equivalent ones; fixed decisions stay in front. Memoised, since
+        searches come back to the same plans."""
 
         @lru_cache(maxsize=CANONICAL_KEPT)
         def ordered(plan: Plan) -> Plan:

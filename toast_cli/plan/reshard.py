@@ -108,22 +108,12 @@ def copies_of(
         if sharding is not source and sharding != source:
             ahead = sharding in ahead_of_loops if takes is None else takes
             wanted.setdefault((sharding, ahead), []).append(place)
-    copies = [
-        copy_of(target, places, route(source, target, sizes, shape), ahead, held)
-        for (target, ahead), places in wanted.items()
-    ]
-    return [copy for copy in copies if communicates(copy.steps)]
-
-
-def copy_of(
-    sharding: Sharding,
-    places: Sequence[int],
-    steps: tuple[RoutedStep, ...],
-    whole_ahead: bool | None,
-    held: Collection[int] = (),
-) -> Copy:
-    """The copy that serves these uses. whole_ahead, held: see `steps_ahead`."""
-    return Copy(sharding, tuple(places), steps, steps_ahead(steps, whole_ahead=bool(whole_ahead), held=held))
+    copies = []
+    for (target, ahead), places in wanted.items():
+        steps = route(source, target, sizes, shape)
+        if communicates(steps):
+            copies.append(Copy(target, tuple(places), steps, steps_ahead(steps, whole_ahead=ahead, held=held)))
+    return copies
 
 
 def communicates(steps: tuple[RoutedStep, ...]) -> bool:

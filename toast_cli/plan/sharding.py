@@ -91,18 +91,6 @@ def _halves(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[tuple[int, ...
     return min(parts, key=lambda both: max(prod(sizes[axis] for axis in part) for part in both))
 
 
-def refinements(coarse: Sharding, fine: Sharding) -> tuple[Sharding, ...]:
-    """Shardings from `coarse` to `fine`, both included, one more axis at a time; only the two where `fine` does not
-    refine `coarse`."""
-    steps = [coarse]
-    if not refines(fine, coarse):
-        return (coarse, fine)
-    for dim, axes in enumerate(fine):
-        for count in range(len(coarse[dim]) + 1, len(axes) + 1):
-            steps.append((*steps[-1][:dim], axes[:count], *steps[-1][dim + 1 :]))
-    return tuple(steps)
-
-
 def axes_of(sharding: Sharding) -> set[int]:
     """All axes that split the array."""
     return {axis for axes in sharding for axis in axes}
@@ -188,27 +176,6 @@ class OpSharding:
 # The axis assignment of an op, which determines its op sharding: [factors] the axes that split each, and per result,
 # for each axis it is partial over, the factor to scatter it on (NONE: all-reduce it).
 Choice = tuple[FactorAxes, tuple[tuple[int, ...], ...]]
-
-
-def decisive(pattern: OpPattern) -> tuple[object, ...]:
-    """The parts of a pattern that determine its choice: patterns that agree in them choose alike under every plan."""
-    form = pattern.form
-    sums = form.results if FactorKind.REDUCTION in form.kinds else ()
-    return (
-        pattern.groups,
-        pattern.closed,
-        pattern.strands,
-        pattern.role,
-        pattern.kind,
-        pattern.loop_role,
-        pattern.looked_up,
-        form.sizes,
-        form.kinds,
-        form.extents,
-        form.majors,
-        sums,
-        pattern.space,
-    )
 
 
 def lay_out(pattern: OpPattern, choice: Choice) -> OpSharding:
