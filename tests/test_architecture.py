@@ -15,7 +15,6 @@ from toast_cli.plan.decisions import NONE, Replicate, Shard
 # ways in at the end.
 ORDER = [
     "base",
-    "request",
     "program",
     "xla",
     "hardware",
@@ -23,7 +22,7 @@ ORDER = [
     "frontend",
     "dimensions",
     "plan",
-    "option_values",
+    "request",
     "price",
     "search",
     "tactics",

@@ -18,8 +18,7 @@ from report_sample import TOO_LARGE, make_report
 from toast_cli.base.errors import InputError, UsageError
 from toast_cli.cli import main, running
 from toast_cli.cli.options import complete_spec, parse_fraction
-from toast_cli.option_values import seconds_or_none
-from toast_cli.request import Request
+from toast_cli.request import Request, seconds_or_none
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -348,9 +347,7 @@ def test_progress_on_a_terminal(pipeline: Pipeline, monkeypatch: pytest.MonkeyPa
 def test_points_are_counted_also_where_none_is_left(total: int, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with running.counted(total, "points", wanted=True) as advance:
-        for _ in range(total):
-            advance()
+    assert list(running.counted(range(total), total, "points", wanted=True)) == list(range(total))
     assert last in terminal.getvalue()
 
 

@@ -11,8 +11,7 @@ import typer
 from toast_cli.api import plan as api
 from toast_cli.base.errors import UsageError
 from toast_cli.cli.app import app
-from toast_cli.option_values import make_request
-from toast_cli.request import DEFAULTS, OPTIONS, Effort, Request
+from toast_cli.request import DEFAULTS, OPTIONS, Effort, Request, make_request
 from toast_cli.search.run import PLANS
 
 BARE = Request("model.mlir", "v4-32")

@@ -13,7 +13,7 @@ import pytest
 import toast_cli as toast
 from toast_cli.base.errors import UsageError
 from toast_cli.cli import main
-from toast_cli.option_values import parse_with
+from toast_cli.request import parse_with
 
 BF16 = jnp.bfloat16
 WIDTH, ROWS, LIMIT = 1024, 64, "5MiB"

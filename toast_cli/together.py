@@ -17,13 +17,12 @@ from toast_cli.base.errors import UsageError
 from toast_cli.candidates.largest_size import split_dims
 from toast_cli.candidates.variants import Progress
 from toast_cli.hardware import written_shape
-from toast_cli.option_values import WITH_OPTION
 from toast_cli.pipeline import Outcome, briefly, plan_given
 from toast_cli.plan.decisions import Plan
 from toast_cli.price.memory_fit import NO
 from toast_cli.program.model import Program
 from toast_cli.report.model import MemberFacts, TogetherFacts
-from toast_cli.request import Request
+from toast_cli.request import WITH_OPTION, Request
 
 # Full searches, at most, until all programs fit beside what the others keep.
 ROUNDS = 3

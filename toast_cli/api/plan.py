@@ -26,13 +26,12 @@ from toast_cli.base.errors import UsageError
 from toast_cli.base.files import Target, check_targets, output_format, write_target
 from toast_cli.emit.specs import InterfaceArray, entry_text, partition_spec, rules_of, tuple_text
 from toast_cli.hardware import load_spec, machine_name, needs_no_file, written_shape
-from toast_cli.option_values import request_of_keywords
 from toast_cli.pipeline import Outcome
 from toast_cli.pipeline import partition as run_pipeline
 from toast_cli.plan.partitioned import ConstraintFacts
 from toast_cli.program.names import slash_path
 from toast_cli.report.model import DimensionAxes, Report
-from toast_cli.request import DEFAULTS, Request
+from toast_cli.request import DEFAULTS, Request, request_of_keywords
 from toast_cli.tactics import parse_tactics
 from toast_cli.together import partition_together as run_together
 

@@ -26,7 +26,7 @@ from toast_cli.cli.running import (
     say,
     say_confirmed,
 )
-from toast_cli.option_values import bytes_or_none, one_of, seconds_or_none, whole_number
+from toast_cli.request import bytes_or_none, one_of, seconds_or_none, whole_number
 
 if TYPE_CHECKING:
     from toast_cli.report.checks import CheckLimits, CheckVerdict
@@ -219,10 +219,8 @@ def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, reported: bool) 
 def _judge_all(points: list[CheckPoint], jobs: int, quiet: bool) -> list[Judged]:
     """Judges several points, each in its own process; a failure becomes a verdict too."""
     done: dict[int, Judged] = {}
-    with counted(len(points), "checks", wanted=not quiet) as advance:
-        for number, result in run_all(points, work_on, jobs):
-            done[number] = _not_judged(points[number], result) if isinstance(result, PointFailure) else result
-            advance()
+    for number, result in counted(run_all(points, work_on, jobs), len(points), "checks", wanted=not quiet):
+        done[number] = _not_judged(points[number], result) if isinstance(result, PointFailure) else result
     return [done[number] for number in range(len(points))]
 
 

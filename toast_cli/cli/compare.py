@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -43,7 +42,6 @@ def compare(
     from toast_cli.hardware import load_spec
     from toast_cli.report.comparison import STRATEGY, comparison_blocks, comparison_line, with_compiled, with_contender
     from toast_cli.report.comparison import compare as tabulate
-    from toast_cli.report.style import plain_text
     from toast_cli.search.alternatives import best_plans
 
     if request.confirm > 0:
@@ -58,9 +56,6 @@ def compare(
             tell = None if quiet else say_confirmed
             compiled = compile_plans(outcome.source, outcome.evaluator, plans, named, request, tell)
             comparison = with_compiled(outcome.evaluator, comparison, compiled)
-    show(lambda width: [] if quiet else comparison_blocks(comparison, width, verbose), comparison.to_json(), targets)
-    piped = any(target.is_stdout for target in targets)
-    if quiet and (not piped or comparison.best is None):
-        stream = sys.stderr if piped else sys.stdout
-        print(plain_text(comparison_line(comparison), stream.encoding), file=stream)
+    line = comparison_line(comparison) if quiet else None
+    show(lambda width: comparison_blocks(comparison, width, verbose), comparison.to_json(), targets, line)
     return OK if comparison.best is not None else DOES_NOT_FIT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +85,6 @@ def explain(
     from toast_cli.report.explain import Study
     from toast_cli.report.explain.answers import explain as answer
     from toast_cli.report.explain.study import stored_plan
-    from toast_cli.report.style import plain_text
 
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress)
@@ -101,9 +99,8 @@ def explain(
             explanation = answer(study, decision=decision, collective=collective, peak=peak)
     for notice in outcome.notices:
         say("note", notice)
-    show(lambda width: [] if quiet else explanation_blocks(explanation, width, verbose), explanation.to_json(), targets)
-    if quiet and not any(target.is_stdout for target in targets):
-        print(plain_text(explanation_line(explanation), sys.stdout.encoding))
+    line = explanation_line(explanation) if quiet else None
+    show(lambda width: explanation_blocks(explanation, width, verbose), explanation.to_json(), targets, line)
     return OK
 
 

@@ -13,9 +13,8 @@ import typer
 
 from toast_cli.base.errors import UsageError
 from toast_cli.base.files import Format as Format
-from toast_cli.option_values import make_request as make_request
-from toast_cli.option_values import one_of, whole_number
-from toast_cli.request import DEFAULTS, OPTIONS, Option, OptionKind
+from toast_cli.request import DEFAULTS, OPTIONS, OptionKind, one_of
+from toast_cli.request import make_request as make_request
 
 Command = TypeVar("Command", bound=Callable[..., int])
 
@@ -53,8 +52,6 @@ MeshSpec = Annotated[
 ]
 
 
-_TYPES: dict[Any, Any] = {OptionKind.WHOLE: int, OptionKind.FLAG: bool, OptionKind.TEXTS: list[str]}
-
 # Fields of `Request` whose options most commands have, in the order of their help.
 SEARCH = ("effort", "budget_seconds", "iterations")
 PLANNING = (
@@ -89,31 +86,21 @@ def with_options(*names: str, before: str, **defaults: str) -> Callable[[Command
 
 
 def _parameter(name: str, default: Any) -> inspect.Parameter:
+    """The parameter of a command for an option of a run; `make_request` reads its text."""
     option = OPTIONS[name]
-    type_ = option.kind if isinstance(option.kind, type) else _TYPES.get(option.kind, str)
-    if option.kind is OptionKind.TEXTS:
-        default = None
-    if default is None:
-        type_ = type_ | None
-    elif isinstance(option.kind, type):
-        default = type_(default)
-    return inspect.Parameter(
-        option.key.replace("-", "_"), inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=default, annotation=Annotated[type_, _declared(option)],
-    )  # fmt: skip
-
-
-def _declared(option: Option) -> Any:
-    if isinstance(option.kind, type):
-        return words(option.kind, option.flag, option.help)
-    spellings = (option.flag, option.also) if option.also else (option.flag,)
-    return typer.Option(
-        *spellings,
-        parser=whole_number(option.least, option.flag) if option.kind is OptionKind.WHOLE else None,
-        metavar=option.metavar or None,
+    type_: Any = bool if option.kind is OptionKind.FLAG else list[str] if option.kind is OptionKind.TEXTS else str
+    if default is None or option.kind is OptionKind.TEXTS:
+        type_, default = type_ | None, None
+    elif type_ is str:
+        default = str(default)
+    declared = typer.Option(
+        *((option.flag, option.also) if option.also else (option.flag,)),
+        metavar=metavar(option.kind) if isinstance(option.kind, type) else option.metavar or None,
         envvar="TOAST_CONFIRM" if option.kind is OptionKind.PLANS else None,
         help=option.help,
     )
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(option.key.replace("-", "_"), kind, default=default, annotation=Annotated[type_, declared])
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print one line instead of the report.")]

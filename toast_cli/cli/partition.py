@@ -26,8 +26,7 @@ from toast_cli.cli import options
 from toast_cli.cli.options import Annotate
 from toast_cli.cli.running import DOES_NOT_FIT, OK, progress_line, say, say_confirmed
 from toast_cli.cli.verify import judge_of, verify_outcome
-from toast_cli.option_values import WITH_OPTION, parse_with
-from toast_cli.request import CompilerName
+from toast_cli.request import WITH_OPTION, CompilerName, parse_with
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Emitted, Outcome

@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
@@ -279,18 +278,18 @@ def search_facts(best_seconds: float, evaluations: int) -> str:
     return f"{best}{format_count(evaluations)} evaluations"
 
 
-@contextmanager
-def counted(total: int, what: str, *, wanted: bool) -> Iterator[Callable[[], object]]:
-    """The progress line for `total` of `what`; yields a function that advances it by one."""
-    numbers = count(1)
+def counted(results: Iterable[Result], total: int, noun: str, *, wanted: bool) -> Iterator[Result]:
+    """The results, `total` in all, with a progress line while they come: `2 of 8 points`."""
     with progress_line(wanted=wanted) as progress:
 
         def tell(number: int) -> None:
             if progress is not None:
-                progress(f"{number} of {total} {what}", number / max(total, 1), math.inf, 0, 0.0)
+                progress(f"{number} of {total} {noun}", number / max(total, 1), math.inf, 0, 0.0)
 
         tell(0)
-        yield lambda: tell(next(numbers))
+        for number, result in enumerate(results, 1):
+            yield result
+            tell(number)
 
 
 def say_confirmed(place: int, number: int, row: ConfirmedRow) -> None:
@@ -309,18 +308,24 @@ def json_target(path: str | None) -> list[Target]:
 
 
 def show(
-    drawn: Callable[[int], Iterable[RenderableType]], facts: object = None, targets: Sequence[Target] = ()
+    drawn: Callable[[int], Iterable[RenderableType]],
+    facts: object = None,
+    targets: Sequence[Target] = (),
+    line: str | None = None,
 ) -> None:
     """Writes facts as JSON to the targets, and sections to the terminal, to stderr where stdout has the JSON.
 
     Args:
-        drawn: the sections for a number of columns.
+        drawn: the sections for a number of columns. line: what stands in their place with --quiet, on stdout alone.
     """
     from toast_cli.report.model import write_json
-    from toast_cli.report.style import make_console, render
+    from toast_cli.report.style import make_console, plain_text, render
 
     for target in targets:
         write_target(target, write_json(facts))
     stream = sys.stderr if any(target.is_stdout for target in targets) else sys.stdout
-    console = make_console(stream)
-    stream.write(render(drawn(console.width), console))
+    if line is None:
+        console = make_console(stream)
+        stream.write(render(drawn(console.width), console))
+    elif stream is sys.stdout:
+        print(plain_text(line, stream.encoding))

@@ -47,8 +47,7 @@ from toast_cli.cli.running import (
     run_all,
     say,
 )
-from toast_cli.option_values import bytes_or_none, whole_number
-from toast_cli.request import OPTIONS
+from toast_cli.request import OPTIONS, bytes_or_none, whole_number
 
 if TYPE_CHECKING:
     from toast_cli.frontend import Source
@@ -201,18 +200,16 @@ def _run(
         if done and not quiet:
             say("note", f"{len(done)} of {len(points)} points are done already")
         left = [number for number in range(len(points)) if number not in done]
-        advance = stack.enter_context(counted(len(left), "points", wanted=not quiet))
+        waiting = [points[number] for number in left]
+        # Points of one machine are neighbours, too, if there are processes for several chains of them.
+        chains = [(p.request.program, p.request.seed, p.request.mesh if jobs > 1 else "") for p in waiting]
+        results = run_all(waiting, PointRunner, jobs, chains)
         try:
-            # Points of one machine are neighbours, too, if there are processes for several chains of them.
-            waiting = [points[number] for number in left]
-            chains = [(p.request.program, p.request.seed, p.request.mesh if jobs > 1 else "") for p in waiting]
-            for place, result in run_all(waiting, PointRunner, jobs, chains):
+            for place, result in counted(results, len(left), "points", wanted=not quiet):
                 number = left[place]
-                row = _finished_row(points[number], result)
-                done[number] = row
+                row = done[number] = _finished_row(points[number], result)
                 if log is not None:
                     log.append(row)
-                advance()
         except KeyboardInterrupt:
             interrupted = True
     return [done[number] for number in sorted(done)], interrupted

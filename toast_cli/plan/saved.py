@@ -21,10 +21,9 @@ from toast_cli.dimensions.model import Dimensions, Group
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import OpPattern
-from toast_cli.program.model import Program
+from toast_cli.program.model import Offload, Program, Recompute
 from toast_cli.program.names import slash_path
 from toast_cli.program.roles import ROLES
-from toast_cli.request import Offload, Recompute
 
 SCHEMA = "toast.plan/1"
 # Least likeness (0 to 1) of two groups that are matched.

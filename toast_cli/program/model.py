@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property, wraps
 from math import prod
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -344,6 +345,23 @@ def once(function: Callable[Concatenate[Subject, Facts], T]) -> Callable[Concate
     return remembered
 
 
+class Recompute(StrEnum):
+    """Rematerialisation policies, the least recomputation first; comments give the names in
+    `jax.checkpoint_policies`."""
+
+    all_but_products = "all-but-products"  # dots_saveable
+    all_but_weight_products = "all-but-weight-products"  # dots_with_no_batch_dims_saveable
+    all = "all"  # nothing_saveable
+
+
+class Offload(StrEnum):
+    """What is kept in host memory while it is not needed."""
+
+    residuals = "residuals"
+    optimizer_state = "optimizer-state"
+    all = "all"
+
+
 @dataclass(frozen=True)
 class Program:
     """A whole program; see the module docstring for how control flow is written.
@@ -351,8 +369,8 @@ class Program:
     Attributes:
         parted: it differs from the user's program: fused products are split (see `rewrite.fused_products`).
         microbatches: number of parts of its batch (see `microbatches`); 1 as the user wrote it. recompute: values that
-        its backward pass rematerialises and the user's does not, a `request.Recompute`. offload: what it keeps in host
-        memory and the user's does not, a `request.Offload`.
+        its backward pass rematerialises and the user's does not, a `Recompute`. offload: what it keeps in host
+        memory and the user's does not, an `Offload`.
     """
 
     name: str
