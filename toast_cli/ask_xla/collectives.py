@@ -42,7 +42,7 @@ _ZEROS = re.compile(r"\(?%broadcast[.\d]*\)")
 _UNROLLED_PERMUTES = 3
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _PAD = re.compile(r" = (\w+\[[\d,]+\])\S* pad\([^)]*\), padding=([\dx_]+)")
-_CHANNEL = re.compile(r"channel_id=(\d+)")
+CHANNEL = re.compile(r"channel_id=(\d+)")
 _BETWEEN_SLICES_KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _PAIRWISE = "one-to-one"  # between slices: a collective-permute
 
@@ -83,14 +83,13 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
     repeated: Counter[tuple[object, ...]] = Counter()  # computation and identity of a collective in it
     mesh, frames = MeshShape(axis_names, axis_sizes), places(text)
     for graph, node in ((each, node) for each in graphs(text) for node in each.nodes.values()):
-        kind = kind_of(node, graph.name)
-        if kind is None:
+        sent = collective_of(node, graph.name, text, mesh)
+        if sent is None:
             continue
-        axes = axes_over(node, text, mesh)
-        channel = _CHANNEL.search(node.rest)
+        kind, axes, sizes = sent
+        channel = CHANNEL.search(node.rest)
         sent_by = channel[1] if channel else node.name
         name, location = name_and_place(node.rest, frames)
-        sizes = result_sizes(kind, node)
         if kind == "collective-permute" and _ZEROS.match(node.rest):
             zeros.setdefault((sent_by, axes), CompiledCollective(kind, axes, sizes[0], graph.runs, name, location))
             continue
@@ -111,8 +110,6 @@ def collectives_in(text: str, axis_names: tuple[str, ...], axis_sizes: tuple[int
         if earlier and name and earlier.name and (earlier.name, earlier.location) != (name, location):
             key = (*key, name, location)
         if key not in by_key or (name and not by_key[key][0].name):
-            if node.opcode == "fusion":
-                sizes = without_padding(sizes, callee(node, text), mesh.size_of(axes))
             by_key[key] = [CompiledCollective(kind, axes, size, graph.runs, name, location) for size in sizes]
     collectives = [collective for alike in by_key.values() for collective in alike]
     collectives = [
@@ -142,6 +139,21 @@ def name_and_place(attributes: str, frames: dict[int, str]) -> tuple[str, str]:
     """The op that an instruction comes from, and its `file.py:12`; empty if its metadata does not state them."""
     name = _OP_NAME.search(attributes)
     return (name[1] if name else "", place_of(attributes, frames))
+
+
+# Kind, axes by name, bytes of each array in the result on one device.
+Sent = tuple[str, tuple[str, ...], tuple[int, ...]]
+
+
+def collective_of(node: Node, computation: str, text: str, mesh: MeshShape) -> Sent | None:
+    """The collective that an instruction of a computation is; None for others, see `kind_of`."""
+    kind = kind_of(node, computation)
+    if kind is None:
+        return None
+    axes, sizes = axes_over(node, text, mesh), result_sizes(kind, node)
+    if node.opcode == "fusion":
+        sizes = without_padding(sizes, callee(node, text), mesh.size_of(axes))
+    return kind, axes, sizes
 
 
 def kind_of(node: Node, computation: str) -> str | None:

@@ -67,8 +67,9 @@ class Compiler:
     def identity(self) -> tuple[object, ...]:
         """Everything besides the program that its answers depend on."""
         links = tuple((axis.name, axis.size, axis.links) for axis in self.mesh.axes)
-        chip = self.mesh.chip
-        return (self.target, _versions(), links, chip.clock_hertz, chip.memory_bytes_per_second)
+        installed = (found for package in _COMPILER_PACKAGES for found in metadata.distributions(name=package))
+        versions, chip = tuple(f"{each.name} {each.version}" for each in installed), self.mesh.chip
+        return (self.target, versions, links, chip.clock_hertz, chip.memory_bytes_per_second)
 
     def judge(self, content: bytes, timeout_seconds: float) -> Compiled:
         start = time.monotonic()
@@ -130,16 +131,6 @@ def collective_time(mesh: Mesh, collective: CompiledCollective) -> float:
     return collective.count * seconds_on(
         mesh, collective.kind, collective.bytes, collective.axes, combined=collective.count <= 1
     )
-
-
-def _versions() -> tuple[str, ...]:
-    versions = []
-    for package in _COMPILER_PACKAGES:
-        try:
-            versions.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return tuple(versions)
 
 
 # ---------------------------------------------------------------- inputs and outputs

@@ -24,18 +24,14 @@ from dataclasses import dataclass, field, replace
 
 from toast_cli.ask_xla.collectives import (
     BETWEEN_SLICES,
+    CHANNEL,
     HIDDEN_REDUCE_SCATTER,
-    OPCODES,
     MeshShape,
-    axes_over,
-    callee,
-    kind_of,
-    result_sizes,
-    without_padding,
+    Sent,
+    collective_of,
 )
 from toast_cli.ask_xla.hlo_text import Node, Nodes, array_bytes, called, computations, cycles_of
 
-_CHANNEL = re.compile(r"channel_id=(\d+)")
 # A hand-written kernel, for which the compiler estimates no cycles: at least it reads and writes its arrays.
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 # Asynchronous transfers, and how the type of an array says that it is in on-chip memory.
@@ -123,15 +119,11 @@ class _Clocks:
         return waited
 
 
-# Kind, axes by name, bytes of each array in the result on one device.
-_Collective = tuple[str, tuple[str, ...], tuple[int, ...]]
-
-
 @dataclass(frozen=True, slots=True)
 class _Spread:
     """A collective spread over fusions; first, last: names of the fusions that start it and wait for it."""
 
-    collective: _Collective
+    collective: Sent
     first: str
     last: str
 
@@ -147,7 +139,7 @@ class _Walk:
     memory_bytes_per_second: float
     seconds_of: SecondsOf
     _known: dict[str, ScheduledTime] = field(default_factory=dict)
-    _in_fusion: dict[str, list[tuple[str, _Collective]]] = field(default_factory=dict)
+    _in_fusion: dict[str, list[tuple[str, Sent]]] = field(default_factory=dict)
     # Computation -> channels of the collectives that are spread over fusions of computations that call it.
     _around: dict[str, frozenset[str]] = field(default_factory=dict)
 
@@ -161,7 +153,7 @@ class _Walk:
         nodes = self.bodies.get(name, {})
         clocks = _Clocks()
         around = self._around.get(name, frozenset())
-        spread = {channel: sent for channel, sent in self._spread(nodes).items() if channel not in around}
+        spread = {channel: parts for channel, parts in self._spread(nodes).items() if channel not in around}
         for node in nodes.values():
             if node.opcode.endswith("-done"):
                 for operand in node.operands[:1]:
@@ -173,20 +165,21 @@ class _Walk:
             if node.opcode in _TRANSFERS and _ON_CHIP in node.kind:
                 moved = min(node.sizes[:2], default=0)  # source and destination; a context follows
                 clocks.fetch(node.name, moved / self.memory_bytes_per_second)
-            if kind_of(node, name) is not None:
-                end = self._send(self._collective(name, node), clocks)
+            sent = collective_of(node, name, self.text, self.mesh)
+            if sent is not None:
+                end = self._send(sent, clocks)
                 if node.opcode.endswith("-start") or node.opcode == BETWEEN_SLICES:
                     clocks.begun[node.name] = end
                 else:
                     clocks.cores = end
-            for channel, sent in spread.items():
-                if sent.first == node.name:
-                    clocks.begun[channel] = self._send(sent.collective, clocks)
+            for channel, parts in spread.items():
+                if parts.first == node.name:
+                    clocks.begun[channel] = self._send(parts.collective, clocks)
             clocks.compute += busy
             clocks.cores += busy
             clocks.used += min(busy, self._memory_bytes(node, nodes) / self.memory_bytes_per_second) if busy else 0.0
-            for channel, sent in spread.items():
-                if sent.last == node.name:
+            for channel, parts in spread.items():
+                if parts.last == node.name:
                     clocks.wait_for(channel)
             if node.opcode == "fusion":
                 continue  # its cycles are on its own line, its collectives are already counted
@@ -211,7 +204,7 @@ class _Walk:
             total += sum(sum(inner.sizes) for inner in users) if cut else size
         return total
 
-    def _send(self, collective: _Collective, clocks: _Clocks) -> float:
+    def _send(self, collective: Sent, clocks: _Clocks) -> float:
         """Adds a collective to the seconds and occupies its links; returns the time when it ends."""
         kind, axes, sizes = collective
         seconds = self.seconds_of(kind, sum(sizes), axes)  # arrays that are sent together share the latency
@@ -228,23 +221,16 @@ class _Walk:
                 spread[channel] = replace(begun, last=node.name)
         return spread
 
-    def _fused(self, name: str) -> list[tuple[str, _Collective]]:
+    def _fused(self, name: str) -> list[tuple[str, Sent]]:
         """The collectives in a fused computation, each with its channel."""
         if name not in self._in_fusion:
             self._in_fusion[name] = [
-                (channel[1], self._collective(name, node))
+                (channel[1], sent)
                 for node in self.bodies.get(name, {}).values()
-                if node.opcode in OPCODES - {"fusion"} and (channel := _CHANNEL.search(node.rest))
+                if node.opcode != "fusion" and (channel := CHANNEL.search(node.rest))
+                if (sent := collective_of(node, name, self.text, self.mesh))
             ]
         return self._in_fusion[name]
-
-    def _collective(self, computation: str, node: Node) -> _Collective:
-        """Kind, axes and bytes of the results of a collective instruction."""
-        kind = kind_of(node, computation) or node.opcode
-        axes, sizes = axes_over(node, self.text, self.mesh), result_sizes(kind, node)
-        if node.opcode == "fusion":
-            sizes = without_padding(sizes, callee(node, self.text), self.mesh.size_of(axes))
-        return kind, axes, sizes
 
 
 def _off_chip_bytes(kind: str) -> int:
