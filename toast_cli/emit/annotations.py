@@ -16,8 +16,8 @@ from toast_cli.plan.partials import REDUCE_SCATTER
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.reshard import ReshardPart, reshard_parts, waypoints
 from toast_cli.plan.sharding import Sharding, axes_of, refines
-from toast_cli.program.model import Program, Window
-from toast_cli.program.ops import ADD, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, RESULT, SCATTER, SLICE
+from toast_cli.program.model import Program
+from toast_cli.program.ops import ADD, CARRY, CONVERT, DYNAMIC_SLICE, PAD, REDUCE, RESULT, SCATTER, SLICE, WHILE
 from toast_cli.program.values import readings, remade_values, transposed
 from toast_cli.xla import ir
 
@@ -151,7 +151,7 @@ def is_moved(argument: Any, moved: Collection[Operand]) -> bool:
         operation, operand = use.owner.operation, use.operand_number
         if (operation, operand) in moved or hands_on(argument, operation):
             continue
-        if operation.name != LOOP or list(operation.results[operand].uses):
+        if operation.name != WHILE or list(operation.results[operand].uses):
             return False
         if not all(is_moved(region.blocks[0].arguments[operand], moved) for region in operation.regions):
             return False
@@ -183,13 +183,11 @@ def hands_on(handle: Any, user: Any) -> bool:
 def loops(source: Source) -> list[Any]:
     """The `while` operations of the program."""
     operations = [source.use(number, 0).operation for number, op in enumerate(source.program.ops) if op.name == CARRY]
-    return [loop for loop in dict.fromkeys(operations) if loop.name == LOOP]  # others are in manual regions
+    return [loop for loop in dict.fromkeys(operations) if loop.name == WHILE]  # others are in manual regions
 
 
 # ---------------------------------------------------------------- reshards
 # Places the reshards of a plan in the module.
-
-LOOP = "stablehlo.while"
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +287,7 @@ def before_loops(use: Use, count: int) -> tuple[Any, Use]:
     """The outermost loop around a use in which the value is invariant, and the value's use by that loop; the use itself
     if there is none. count: number of loops around the value's definition."""
     operation = use.operation
-    loops_inside_out = [holder for holder in around(operation) if holder.name == LOOP and holder != operation]
+    loops_inside_out = [holder for holder in around(operation) if holder.name == WHILE and holder != operation]
     for loop in loops_inside_out[: len(loops_inside_out) - count]:
         operation, handle = loop, use.operation.operands[use.operand]
         if isinstance(handle, ir.BlockArgument) and handle.owner.owner == operation:
@@ -402,14 +400,10 @@ def _takes_parts(program: Program, number: int) -> bool:
     """True for a slice, a pad with negative padding, or an elementwise op of one array that such an op reads: XLA moves
     the slice before it."""
     op = program.ops[number]
-    if op.name in (SLICE, DYNAMIC_SLICE) or (op.name == PAD and any(map(_cuts_off, op.windows))):
+    ends = [(w.low + (w.inputs - 1) * w.dilation + 1, w) for w in op.windows if op.name == PAD]  # in the result
+    if op.name in (SLICE, DYNAMIC_SLICE) or any(w.low < 0 or w.outputs < end for end, w in ends):
         return True
     arrays = [value for value in op.operands if program.values[value].shape]
     if not op.kind.elementwise or len(arrays) != 1 or len(op.results) != 1:
         return False
     return any(_takes_parts(program, reader) for reader, _ in program.users[op.results[0]])
-
-
-def _cuts_off(window: Window) -> bool:
-    """True if a pad removes elements of its operand, in front or behind."""
-    return window.low < 0 or window.outputs < window.low + (window.inputs - 1) * window.dilation + 1

@@ -63,7 +63,8 @@ class ShardyNotation:
         self._context = module.context
         self.devices = prod(axis_sizes)
         self._axis_names = axis_names
-        self.mesh = ir.Attribute.parse(f"#sdy.mesh<[{axes_text(axis_names, axis_sizes)}]>", self._context)
+        axes = ", ".join(f"{quoted(name)}={size}" for name, size in zip(axis_names, axis_sizes, strict=True))
+        self.mesh = ir.Attribute.parse(f"#sdy.mesh<[{axes}]>", self._context)
         meshes = [op for op in module.body.operations if op.operation.name == "sdy.mesh"]
         same = [op.attributes["sym_name"].value for op in meshes if op.attributes["mesh"] == self.mesh]
         self._declared = bool(same)
@@ -128,11 +129,6 @@ class ShardyNotation:
             added.append(operation)
             value = operation.results[0]
         return added
-
-
-def axes_text(axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> str:
-    """The axes as Shardy prints them: `"data"=8, "model"=2`."""
-    return ", ".join(f"{quoted(name)}={size}" for name, size in zip(axis_names, axis_sizes, strict=True))
 
 
 def replace_by_region(operation: Any, read: Sequence[Any], region: Any, undo: Undo) -> None:

@@ -20,6 +20,7 @@ from toast_cli.program.ops import (
     BROADCAST_IN_DIM,
     CARRY,
     CONCATENATE,
+    CONSTANT,
     CONVERT,
     CONVOLUTION,
     DOT_GENERAL,
@@ -370,7 +371,6 @@ def _can_be_made_smaller(op: Op, cut: Cut, program: Program) -> bool:
 # If an op inside the loop needs a sum (batch norm's mean), microbatches would change the result: an error names the
 # op, and the program keeps its batch.
 
-CONSTANT = "stablehlo.constant"
 _BY_NUMBER = "reads several examples, or some of them by number"
 WHOLE, ZERO, SUM, LATER = "whole", "zero", "sum", "later"
 _ONE_TO_ONE = frozenset(

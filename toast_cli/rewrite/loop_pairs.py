@@ -12,12 +12,10 @@ from typing import Any
 from toast_cli import xla
 from toast_cli.frontend.known_numbers import known_numbers
 from toast_cli.frontend.trips import trip_count
-from toast_cli.program.ops import ADD, CONVERT, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESHAPE, SELECT
+from toast_cli.program.ops import ADD, CONVERT, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESHAPE, SELECT, WHILE
 from toast_cli.rewrite.block_graph import BlockGraph, before_reshape, erase_unread
 from toast_cli.xla import ir
 from toast_cli.xla.build import Builder
-
-_WHILE = "stablehlo.while"
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class ResidualStack:
 
 def loop_pairs(module: Any) -> Iterator[LoopPair]:
     """All pairs of loops of a module. After rewriting a pair, a caller must call this again."""
-    for forward in xla.walk_ops(module, _WHILE):
+    for forward in xla.walk_ops(module, WHILE):
         for backward in _readers(forward):
             stacks = _stacks(forward, backward)
             if stacks:
@@ -156,7 +154,7 @@ class LoopPair:
 def _readers(forward: Any) -> list[Any]:
     """Loops that read a result of this loop."""
     users = [use.owner.operation for result in forward.results for use in result.uses]
-    return [user for user in dict.fromkeys(users) if user.name == _WHILE and user != forward]
+    return [user for user in dict.fromkeys(users) if user.name == WHILE and user != forward]
 
 
 def _stacks(forward: Any, backward: Any) -> list[ResidualStack]:
@@ -253,7 +251,7 @@ def rebuilt(loop: Any, starts: list[Any], ends: list[Any], dropped: set[int]) ->
     erase_unread(body)
     operands = [loop.operands[k] for k in left] + starts
     new_loop = ir.Operation.create(
-        _WHILE, results=[value.type for value in operands], operands=operands, regions=2, loc=loop.location,
+        WHILE, results=[value.type for value in operands], operands=operands, regions=2, loc=loop.location,
         attributes={name: loop.attributes[name] for name in loop.attributes}, ip=ir.InsertionPoint(loop),
     )  # fmt: skip
     for old, new in zip(loop.regions, new_loop.regions, strict=True):
@@ -278,7 +276,7 @@ def add_rows_in_place(module: Any) -> None:
 
     The numbers are the same. It saves a stack in memory, and three passes over it.
     """
-    for loop in xla.walk_ops(module, _WHILE):
+    for loop in xla.walk_ops(module, WHILE):
         for total, added in zip(body_of(loop).arguments, yielded(loop), strict=True):
             _add_in_place(total, added)
         erase_unread(body_of(loop))
@@ -294,7 +292,7 @@ def _add_in_place(total: Any, added: Any) -> None:
         return
     (stack,) = [operand for operand in added.owner.operands if operand != total]
     stack = stack.owner.operands[0] if made_by(CONVERT, stack) else stack
-    if not made_by(_WHILE, stack) or xla.splat_number(stack.owner.operands[stack.result_number]) != 0:
+    if not made_by(WHILE, stack) or xla.splat_number(stack.owner.operands[stack.result_number]) != 0:
         return
     loop, number = stack.owner, stack.result_number
     if loop.operation.block != total.owner:  # it is made once, and added in each iteration

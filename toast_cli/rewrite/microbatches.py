@@ -17,20 +17,23 @@ from toast_cli.kernels.describe import run_on_part
 from toast_cli.program.model import Program, Result
 from toast_cli.program.ops import (
     BROADCAST_IN_DIM,
+    CASE,
+    CONSTANT,
     DYNAMIC_SLICE,
     GATHER,
+    IF,
     IOTA,
     RESULT,
     SLICE,
+    WHILE,
 )
 from toast_cli.program.roles import INPUTS, argument_roles
-from toast_cli.rewrite.batch_split import CONSTANT, SUM, Cut, CutRules, Split, Statements, WholeBatchError, split_batch
+from toast_cli.rewrite.batch_split import SUM, Cut, CutRules, Split, Statements, WholeBatchError, split_batch
 from toast_cli.rewrite.block_graph import copied_module, replace_operands
 from toast_cli.rewrite.loop_pairs import add_rows_in_place, body_of, yielded
 from toast_cli.xla import ir
 from toast_cli.xla.build import INDEX, Builder
 
-_BRANCHES = ("stablehlo.case", "stablehlo.if")
 _TRIED = 8  # dimensions
 
 
@@ -95,7 +98,10 @@ def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divid
     changed. parts_of: size of a dimension -> number of parts."""
     if source.annotations:
         return "the program states shardings of its own, which are of arrays for the whole batch"
-    _read_from_outside(copy)
+    for loop in xla.walk_ops(copy, WHILE):  # what a loop passes through unchanged is read from outside
+        for k, value in enumerate(yielded(loop)):
+            if value == body_of(loop).arguments[k]:
+                loop.results[k].replace_all_uses_with(loop.operands[k])
     xla.run_passes(copy, "func.func(sdy-populate-op-sharding-rules)")
     statements, reader = _statements(copy)
     inputs = {statements.program.arguments[n].value for n in _inputs(source)}
@@ -122,14 +128,6 @@ def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divid
     return whys[0] if whys else "no input has a batch"
 
 
-def _read_from_outside(module: Any) -> None:
-    """Makes users of a loop result that the loop passes through unchanged read the loop's operand instead."""
-    for operation in xla.walk_ops(module, "stablehlo.while"):
-        for k, value in enumerate(yielded(operation)):
-            if value == body_of(operation).arguments[k]:
-                operation.results[k].replace_all_uses_with(operation.operands[k])
-
-
 def _statements(module: Any) -> tuple[Statements, Reader]:
     """The module as a program with every op, including those whose results are not needed."""
     function = xla.main_function(module)
@@ -153,7 +151,7 @@ def _statements(module: Any) -> tuple[Statements, Reader]:
         return bool(operation.operands[operand] == reader.definitions[ops[op].operands[position]])
 
     statements = Statements(program, [statement(operation) for operation in reader.operations], read_directly)
-    for branch in xla.walk_ops(module, *_BRANCHES):
+    for branch in xla.walk_ops(module, CASE, IF):
         statements.deciding[statement(branch)].append(reader.number(branch.operands[0]))
     return statements, reader
 
@@ -299,7 +297,7 @@ class LoopWriter:
         operands = [*starts, *shared, *stacks]
         types = [handle.type for handle in operands]
         place = self._end.location
-        loop = ir.Operation.create("stablehlo.while", results=types, operands=operands, regions=2, loc=place, ip=point)
+        loop = ir.Operation.create(WHILE, results=types, operands=operands, regions=2, loc=place, ip=point)
         condition, body = (region.blocks.append(*types, arg_locs=[place] * len(types)) for region in loop.regions)
         with build.at(ir.InsertionPoint(condition)):
             build.make("return", [build.compare("LT", condition.arguments[0], build.constant(split.parts, INDEX))], [])

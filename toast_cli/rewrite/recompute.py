@@ -263,10 +263,10 @@ class EqualValues:
         regions = []
         for region in operation.regions:
             for block in region.blocks:
-                _enumerate(block.arguments, inner)
+                inner.update({value: len(inner) + k for k, value in enumerate(block.arguments)})
                 for view in block.operations:
                     regions.append(self._key(view.operation, inner))
-                    _enumerate(view.operation.results, inner)
+                    inner.update({value: len(inner) + k for k, value in enumerate(view.operation.results)})
         return operation.name, operands, named, tuple(r.type for r in operation.results), tuple(regions)
 
 
@@ -275,12 +275,6 @@ def _attribute(attributes: Any, place: int, name: str) -> Hashable:
         return attributes[name]  # type: ignore[no-any-return]
     except TypeError:  # complex numbers, which Python cannot hold
         return str(attributes[place])
-
-
-def _enumerate(values: Any, numbers: dict[Any, int]) -> None:
-    """Gives each value the next number."""
-    for value in values:
-        numbers[value] = len(numbers)
 
 
 # ---------------------------------------------------------------- layers that are not in a loop
@@ -410,12 +404,12 @@ def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
     if not rows:
         return []
     lives = Lifetimes(*(np.array(column) for column in zip(*rows, strict=True)))
-    chosen = checkpoints(lives, turn)
+    cuts, least = checkpoints(lives, turn)
     total, loops = int(lives.bytes[lives.saved].sum()), _layer_loops(graph, turn)
-    if chosen.kept + chosen.largest > _WORTH * total:
+    if least > _WORTH * total:
         return []
     segments = []
-    for first, end in pairwise((0, *chosen.cuts, turn)):
+    for first, end in pairwise((0, *cuts, turn)):
         inside = np.flatnonzero(lives.saved & (lives.maker >= first) & (lives.maker < end) & (lives.last < end))
         again = lives.bytes[inside].sum() <= _LARGE * total and loops.isdisjoint(range(first, end))
         segments.append(_Segment(first, end, [values[k] for k in inside] if again else []))
@@ -487,29 +481,21 @@ class Lifetimes:
     bytes: NDArray[np.int64]  # [values]
 
 
-@dataclass(frozen=True)
-class Checkpoints:
-    """Chosen cuts. cuts: statements before which a segment ends. kept: bytes alive at the cuts. largest: bytes that the
-    largest segment saves."""
-
-    cuts: tuple[int, ...]
-    kept: int
-    largest: int
-
-
-def checkpoints(lifetimes: Lifetimes, end: int) -> Checkpoints:
-    """The best cuts of a forward pass of `end` statements."""
+def checkpoints(lifetimes: Lifetimes, end: int) -> tuple[tuple[int, ...], int]:
+    """(the statements before which a segment ends, bytes alive at these cuts plus those that the largest segment saves)
+    of the best cuts of a forward pass of `end` statements."""
     cuts = _candidates(lifetimes, end)
     kept, inner = _costs(lifetimes, [*cuts, end])
     kept[-1] = 0
-    cap, best = float(np.max(np.diagonal(inner, 1))), Checkpoints((), 0, int(inner[0, -1]))
-    while cap < best.kept + best.largest:
+    cap = float(np.max(np.diagonal(inner, 1)))
+    best, least = tuple[int, ...](), int(inner[0, -1])
+    while cap < least:
         total, chosen = _chain(kept, inner, cap)
-        largest = int(max(inner[a, b] for a, b in pairwise(chosen)))
-        if total + largest < best.kept + best.largest:
-            best = Checkpoints(tuple(cuts[k] for k in chosen[1:-1]), int(total), largest)
+        total += max(inner[a, b] for a, b in pairwise(chosen))
+        if total < least:
+            best, least = tuple(cuts[k] for k in chosen[1:-1]), int(total)
         cap = max(_STEP * cap, cap + 1)
-    return best
+    return best, least
 
 
 def _candidates(lifetimes: Lifetimes, end: int) -> list[int]:

@@ -43,7 +43,7 @@ from toast_cli.plan.sharding import Sharding
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.pipelines import PricedPipeline
 from toast_cli.program.model import Program
-from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, RESHAPE, TRANSPOSE
+from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, RESHAPE, TRANSPOSE, WHILE
 from toast_cli.program.roles import INPUTS, argument_roles
 from toast_cli.program.stack import Stack
 from toast_cli.rewrite.block_graph import clone
@@ -70,7 +70,7 @@ def staged_program(planned: StagePlan) -> StagedProgram:
     stages, axis = priced.stages, mesh.names.index(priced.axis)
     module, shardings = _annotated(source, planned.evaluator.lowered(planned.plan))
     block = xla.main_function(module).entry_block
-    loops = [op.operation for op in block.operations if op.operation.name == "stablehlo.while"]
+    loops = [op.operation for op in block.operations if op.operation.name == WHILE]
     loops = [op for op in loops if trip_count(op) == priced.microbatches]
     if not loops:
         raise refusal(f"the program has no loop over all {priced.microbatches} microbatches")
@@ -459,10 +459,12 @@ class _Cut:
             owner = self._owner(value)
             home = self._home.get(owner)
             free = owner is not None and home is None and (self._part[owner] == part or not self._roots[value])
-            spread = home is not None and (
-                (owner.name == BROADCAST_IN_DIM and self._part[owner] == part == 1)
-                or (self._part[owner] == 0 and self._only_reorders(owner))
-            )
+            spread = False
+            if home is not None and self._part[owner] == 0:  # its elements stay on their device
+                same = owner.name == CONSTRAINT and self._sharding(owner.operands[0]) == self._sharding(owner.result)
+                spread = same or owner.name in (RESHAPE, TRANSPOSE)
+            elif home is not None and self._part[owner] == part == 1:
+                spread = owner.name == BROADCAST_IN_DIM
             if not (free or spread or home is fragment):
                 inputs[value] = None
             elif owner not in members:
@@ -470,11 +472,6 @@ class _Cut:
                 waiting += self._reads[owner]
         fragment.members = sorted(members, key=self._order.__getitem__)
         fragment.inputs = list(inputs)
-
-    def _only_reorders(self, op: Any) -> bool:
-        """True if the elements of an op's result stay on their device."""
-        same_sharding = op.name == CONSTRAINT and self._sharding(op.operands[0]) == self._sharding(op.result)
-        return same_sharding or op.name in (RESHAPE, TRANSPOSE)
 
     def _steps(self, order: list[_Fragment]) -> Iterator[ScheduleStep]:
         """The schedule."""

@@ -11,10 +11,9 @@ from toast_cli.emit.regions.values import Values
 from toast_cli.frontend.source import Source
 from toast_cli.plan.partitioned import PartitionedProgram
 from toast_cli.plan.sharding import Sharding, local_shape, replicated
+from toast_cli.program.ops import BARRIER, WHILE
 from toast_cli.xla import ir, splat_number, terminator, walk_ops
 from toast_cli.xla.build import Builder
-
-BARRIER = "stablehlo.optimization_barrier"
 
 
 class Writer:
@@ -76,7 +75,7 @@ class Writer:
         numbers, name = self._deciding.ops_of(original), operation.name
         if name == "stablehlo.return":
             return
-        if name == "stablehlo.while" and self._deciding.runs(original):
+        if name == WHILE and self._deciding.runs(original):
             self._while(original, operation, numbers)
         elif name in ("stablehlo.case", "stablehlo.if") and self._deciding.runs(original):
             self._branches(original, operation, numbers)
@@ -245,8 +244,6 @@ class Writer:
 #
 # The Program knows trip counts and drops values that nothing else needs, such as a loop's counter.
 
-LOOP = "stablehlo.while"
-
 
 class Deciding:
     """Answers questions about the operations and values of the module in `source`, as long as its operands do not
@@ -260,7 +257,7 @@ class Deciding:
         self._values = {handle: value for handle, value in source.numbers.items() if producer[value] >= 0}
         self.kept: set[tuple[Any, int]] = set()
         self._running: set[Any] = set()
-        self._loops = walk_ops(source.module.operation, LOOP)
+        self._loops = walk_ops(source.module.operation, WHILE)
         self._find(source)
 
     def ops_of(self, operation: Any) -> list[int]:
@@ -290,7 +287,7 @@ class Deciding:
                 waiting += self._carried(owner.owner.operation, handle.arg_number)
                 continue
             operation = owner.operation
-            if operation.name == LOOP:
+            if operation.name == WHILE:
                 waiting += self._carried(operation, handle.result_number)
             else:
                 self._running.add(operation)
