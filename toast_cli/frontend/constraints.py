@@ -16,7 +16,6 @@ import numpy as np
 from toast_cli.base.errors import InputError
 from toast_cli.frontend.attributes import place_of
 from toast_cli.frontend.shardings import (
-    AnnotatedSharding,
     Annotation,
     Axes,
     MeshAxes,
@@ -61,8 +60,9 @@ def constraints_on(
     for record in records:
         axes = record.sharding.axes
         check_axes(record, dict(zip(axis_names, axis_sizes, strict=True)))
-        if axes is None:
-            axes = translated(record.sharding, ir.ShapedType(record.value.type).rank, axis_names, axis_sizes)
+        tiling = read_tiling(record.sharding.gspmd) if axes is None else None
+        if tiling is not None:
+            axes = mesh_axes(tiling, ir.ShapedType(record.value.type).rank, axis_names, axis_sizes)
         if axes is None:
             left_out.append(record)
         else:
@@ -78,12 +78,6 @@ def constraints_on(
         f"(the first is {first.sharding.gspmd}, {first.origin})"
     )
     return constraints, [notice]
-
-
-def translated(sharding: AnnotatedSharding, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
-    """A GSPMD sharding by mesh axes; None if no assignment of axes expresses it."""
-    tiling = read_tiling(sharding.gspmd)
-    return mesh_axes(tiling, rank, names, sizes) if tiling else None
 
 
 def check_axes(record: Annotation, target: dict[str, int]) -> None:
@@ -107,15 +101,9 @@ def check_manual_axes(module: Any, axis_names: tuple[str, ...], axis_sizes: tupl
     """Raises `InputError` unless every manual region was written for a mesh with these axes, in this order:
     collectives inside the region count devices."""
     target = tuple(zip(axis_names, axis_sizes, strict=True))
-    meshes = meshes_of(module)
     with module.context:
         for region in walk_ops(module, MANUAL_REGION):
-            shardings = [
-                s
-                for name in ("in_shardings", "out_shardings")
-                for s in value_shardings(region.attributes[name], meshes)
-            ]
-            for mesh in dict.fromkeys(sharding.mesh for sharding in shardings):
+            for mesh in _boundary_meshes(region):
                 if mesh != target:
                     devices, ours = (prod(size for _, size in axes) for axes in (mesh, target))
                     names = ", ".join(repr(name) for name, size in mesh if size > 1)
@@ -185,13 +173,17 @@ def leaves_axes(region: Any) -> bool:
 
 def _axes(region: Any) -> tuple[dict[str, int], set[str]]:
     """(axis -> size of the mesh that a region was written for, its manual axes)."""
-    manual = set(manual_axes(region))
+    sizes = {axis: size for mesh in _boundary_meshes(region) for axis, size in mesh}
+    return sizes, set(manual_axes(region))
+
+
+def _boundary_meshes(region: Any) -> list[MeshAxes]:
+    """The meshes of the shardings that a region states for its operands and results, without repetitions."""
     module = region
     while module.parent is not None:
         module = module.parent
-    meshes = meshes_of(module.opview)
-    stated = (s for name in ("in_shardings", "out_shardings") for s in value_shardings(region.attributes[name], meshes))
-    return {axis: size for sharding in stated for axis, size in sharding.mesh}, manual
+    meshes, names = meshes_of(module.opview), ("in_shardings", "out_shardings")
+    return list(dict.fromkeys(s.mesh for name in names for s in value_shardings(region.attributes[name], meshes)))
 
 
 def _groups(operation: Any) -> Groups | None:

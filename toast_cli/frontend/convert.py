@@ -446,11 +446,6 @@ def _path(entry: list[Field], tag: int) -> Path:
     return tuple(number for field in entry if field.tag == tag for number in packed_varints(field))
 
 
-def from_hlo_text(data: bytes) -> bytes:
-    """Converts HLO text as XLA prints it, in UTF-8."""
-    return from_hlo_proto(xla.hlo_text_to_proto(with_markers(data.decode("utf-8"))))
-
-
 def from_hlo_proto(proto: bytes) -> bytes:
     """Converts a serialized HloModuleProto; donated buffers and host memory become attributes of the arguments and
     results."""
@@ -465,6 +460,6 @@ def from_hlo_proto(proto: bytes) -> bytes:
 CONVERSIONS: dict[str, Callable[[bytes], bytes]] = {
     "bytecode": lambda data: data,  # the parser checks it later
     "portable": lambda data: xla.write_bytecode(xla.parse_portable_artifact(xla.make_context(), data)),
-    "hlo-text": from_hlo_text,
+    "hlo-text": lambda data: from_hlo_proto(xla.hlo_text_to_proto(with_markers(data.decode("utf-8")))),
     "hlo-proto": from_hlo_proto,
 }

@@ -191,7 +191,9 @@ def unchanged_operand(operation: Any) -> Any | None:
             return None
         return next((value for value in operation.operands if splat_number(value) == ABSORBING[operation.name]), None)
     if operation.name in NEUTRAL:
-        return _other_than_neutral(operation, *NEUTRAL[operation.name])
+        element, sides = NEUTRAL[operation.name]
+        neutral = next((side for side in sides if splat_number(operation.operands[side]) == element), None)
+        return None if neutral is None else operation.operands[1 - neutral]
     first = operation.operands[0]
     if first.type == operation.results[0].type and IDLE_KINDS[operation.name](operation):
         return first
@@ -206,14 +208,6 @@ def _undone(operation: Any) -> Any | None:
         return None
     first = before.operands[0]
     return first if first.type == operation.results[0].type and UNDOING[operation.name](before, operation) else None
-
-
-def _other_than_neutral(operation: Any, element: float, sides: tuple[int, ...]) -> Any | None:
-    """The other operand, if all elements of one operand are neutral and that operand is on one of these sides."""
-    for side in sides:
-        if splat_number(operation.operands[side]) == element:
-            return operation.operands[1 - side]
-    return None
 
 
 def flips_nothing(operation: Any) -> bool:

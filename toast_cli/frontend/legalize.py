@@ -33,7 +33,7 @@ from toast_cli.frontend.inline import (
     unchanged_operand,
 )
 from toast_cli.frontend.rules import general_ragged_dot
-from toast_cli.program.ops import CONSTANT
+from toast_cli.program.ops import CONSTANT, OP_KINDS
 from toast_cli.xla import attributes_of, create, dot_dimension_numbers, ir, walk_ops
 from toast_cli.xla.build import Builder
 
@@ -137,22 +137,7 @@ _FORMULAS: dict[str, Callable[..., list[Any]]] = {TRAINING: _training, INFERENCE
 NAMED = "sdy.named_computation"
 OPTIMISED = ("mhlo.fusion", "mhlo.bitcast", "mhlo.async_start", "stablehlo.async_start")
 CONSTANTS = ("sdy.constant", "chlo.constant", "arith.constant")
-CHLO_TWINS = (
-    "acos",
-    "acosh",
-    "asin",
-    "asinh",
-    "atan",
-    "atanh",
-    "conj",
-    "cosh",
-    "erf",
-    "erf_inv",
-    "lgamma",
-    "sinh",
-    "tan",
-)
-CHLO_COMPOSITES = frozenset({"chlo.top_k", *(f"chlo.{name}" for name in CHLO_TWINS)})
+CHLO = tuple(kind.name for kind in OP_KINDS.values() if kind.name.startswith("chlo.") and kind.elementwise)
 
 Values = list[Any]
 
@@ -211,12 +196,11 @@ def chlo_composite(operation: Any) -> Values | None:
     """Replaces a composite of a CHLO operation, as jax.export writes it, by the operation, which is easier to split
     than its expansion."""
     name = str(ir.StringAttr(operation.attributes["name"]).value)
-    if name not in CHLO_COMPOSITES:
+    if name not in (*CHLO, "chlo.top_k"):
         return None
-    given: dict[str, Any] = {}
-    if "composite_attributes" in operation.attributes:
-        given = {item.name: item.attr for item in operation.attributes["composite_attributes"]}
-    return create(name, list(operation.operands), [result.type for result in operation.results], given, operation)
+    entries = operation.attributes.get("composite_attributes", ())
+    attributes = {item.name: item.attr for item in entries}
+    return create(name, list(operation.operands), [result.type for result in operation.results], attributes, operation)
 
 
 def general_product(operation: Any) -> Values:
@@ -233,14 +217,14 @@ def general_product(operation: Any) -> Values:
 REWRITES: dict[str, Callable[[Any], Values | None]] = {
     NAMED: move_out,
     **{
-        f"mhlo.{name}": lambda one: create(
-            one.name.replace("mhlo.", "chlo."), list(one.operands), [result.type for result in one.results], {}, one
+        name.replace("chlo.", "mhlo."): lambda op: create(
+            op.name.replace("mhlo.", "chlo."), list(op.operands), [result.type for result in op.results], {}, op
         )
-        for name in CHLO_TWINS
+        for name in CHLO
     },
     **dict.fromkeys(
         (*IDLE_KINDS, *NEUTRAL, *ABSORBING, CONCATENATION, OVERWRITING),
-        lambda one: None if (operand := unchanged_operand(one)) is None else [operand],
+        lambda op: None if (operand := unchanged_operand(op)) is None else [operand],
     ),
     **dict.fromkeys(CONSTANTS, plain_constant),
     "mhlo.copy": first_operand,

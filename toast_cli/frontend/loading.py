@@ -56,42 +56,35 @@ def load(
     loaded = load_module(path, keep_shardings=keep_shardings, content=content, kernels=table)
     state_runs(loaded.module, runs, path if loaded.format in TEXT_FORMATS else TEXT)
     source = read_source(path, loaded.format, loaded.module, loaded.notices, (*loaded.pins, *loaded.kept))
-    sizes = parse_dims(dims)
-    source = with_first_uses(replace(source, kernels=table, own_mesh=loaded.own_mesh, sizes=sizes))
-    return with_annotated_axes(source, loaded.argument_axes)
+    # The mesh axes over which the program splits an argument name its dimensions that have no other name.
+    axes, labels = loaded.argument_axes, first_uses(source)
+    arguments = tuple(
+        replace(argument, annotated_axes=axes.get(number, ()), used_in=labels.get(number, ""))
+        for number, argument in enumerate(source.program.arguments)
+    )
+    program = replace(source.program, arguments=arguments)
+    return replace(source, program=program, kernels=table, own_mesh=loaded.own_mesh, sizes=parse_dims(dims))
 
 
-def with_first_uses(source: Source) -> Source:
-    """Adds, for each argument without a name, the module and op that read it first."""
+def first_uses(source: Source) -> dict[int, str]:
+    """Argument (by number) without a name -> the module and op that read it first."""
     program = source.program
     if all(argument.path for argument in program.arguments):
-        return source
-    first_uses: dict[int, str] = {}
+        return {}
+    readers: dict[int, str] = {}
     origin = views(program, [argument.value for argument in program.arguments if not argument.path])
     for number, op in enumerate(program.ops):
         for value in op.operands:
-            if value in origin and origin[value] not in first_uses and op.results and op.results[0] not in origin:
+            if value in origin and origin[value] not in readers and op.results and op.results[0] not in origin:
                 scopes, name = scope_parts(source.name_stack(number))
                 if scopes:
-                    first_uses[origin[value]] = "/".join(filter(None, (*scopes, name)))
+                    readers[origin[value]] = "/".join(filter(None, (*scopes, name)))
     count: Counter[str] = Counter()
     labels = {}
-    for number, place in sorted(first_uses.items()):
+    for number, place in sorted(readers.items()):
         count[place] += 1
         labels[number] = place if count[place] == 1 else f"{place}_{count[place]}"
-    arguments = [replace(a, used_in=labels.get(number, "")) for number, a in enumerate(program.arguments)]
-    return replace(source, program=replace(program, arguments=tuple(arguments)))
-
-
-def with_annotated_axes(source: Source, axes: dict[int, tuple[str, ...]]) -> Source:
-    """Adds the mesh axes that the program states for its arguments; they name dimensions that have no other name."""
-    if not axes:
-        return source
-    arguments = tuple(
-        replace(argument, annotated_axes=axes.get(number, ()))
-        for number, argument in enumerate(source.program.arguments)
-    )
-    return replace(source, program=replace(source.program, arguments=arguments))
+    return labels
 
 
 def program_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]) -> Pins:
@@ -105,7 +98,11 @@ def program_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[
     _check_devices(source, source.program, prod(axis_sizes))
     constraints, notices = constraints_on(source.annotations, axis_names, axis_sizes)
     numbers = {handle: number for number, handle in enumerate(source.definitions)}
-    places = _places(source)
+    places: dict[tuple[Any, int], tuple[int, int]] = {}  # operand in the module -> operand in the program
+    for number, op in enumerate(source.program.ops):
+        for position in range(len(op.operands)):
+            use = source.use(number, position)
+            places[use.operation, use.operand] = (number, position)
     pins = Pins(notices=tuple(notices))
     for constraint in constraints:
         if constraint.uses:
@@ -129,16 +126,6 @@ def _check_devices(source: Source, program: Program, devices: int) -> None:
                     hint="is the file intact?",
                 )
         _check_devices(source, op.region.body, devices)
-
-
-def _places(source: Source) -> dict[tuple[Any, int], tuple[int, int]]:
-    """(operation, operand number) in the module -> (op number, operand position) in the program."""
-    places = {}
-    for number, op in enumerate(source.program.ops):
-        for position in range(len(op.operands)):
-            use = source.use(number, position)
-            places[use.operation, use.operand] = (number, position)
-    return places
 
 
 # ---------------------------------------------------------------- the child

@@ -125,12 +125,13 @@ def normalise(
         legalize(module, path)
     flatten_tuples(module, inside=any(map(is_tuple, contents.types)))
     restore_manual_regions(module, path)
-    if any(kind_of(name).per_device for name in contents.names):
+    communicates = any(kind_of(name).per_device for name in contents.names)
+    if communicates:
         list_replica_groups(module, path)
     inline_calls(module, ENTRY, path)
     if not contents.names.isdisjoint(BODIES):
         copy_captured_constants(module, path)
-    if any(kind_of(name).per_device for name in contents.names):
+    if communicates:
         drop_lone_collectives(module, path)
     if CUSTOM_CALL in contents.names or any(name.startswith("mhlo.") or not is_known(name) for name in contents.names):
         refuse_foreign(module, path)
@@ -147,7 +148,7 @@ def normalise(
     mesh = own_mesh(module, path)
     findings = take_shardings(module, function, path)
     notices += sharding_notices(findings.count, keep_shardings)
-    if any(kind_of(name).per_device for name in contents.names):
+    if communicates:
         notices += collective_notices(function)
     if count := len(walk_ops(function, MANUAL_REGION)):
         what = "a manual region (shard_map) stays" if count == 1 else f"{count} manual regions (shard_map) stay"
@@ -266,12 +267,8 @@ GIVEN_SHAPES = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Dynamic:
-    """A value without a static shape: `what` it is, and the operation (or function) it belongs to."""
-
-    what: str
-    operation: Any
+# A value without a static shape: what it is, and the operation (or function) that it belongs to.
+Dynamic = tuple[str, Any]
 
 
 def with_static_shapes(module: Any, function: Any, path: str) -> Any:
@@ -280,19 +277,19 @@ def with_static_shapes(module: Any, function: Any, path: str) -> Any:
     Args:
         function: the entry function of `module`.
     """
-    dynamic = dynamic_argument(function) or first_dynamic(module)
-    shaped = next(iter(walk_ops(module, *GIVEN_SHAPES)), None)
-    if dynamic is None and shaped is not None:  # it reads its result's shape from an array; refinement makes it static
-        dynamic = Dynamic(f"the result of {shaped.name}", shaped)
+    argument = dynamic_argument(function)
+    # An operation that reads its result's shape from an array gets a static one by refinement.
+    shaped = ((f"the result of {op.name}", op) for op in walk_ops(module, *GIVEN_SHAPES))
+    dynamic = argument or first_dynamic(module) or next(shaped, None)
     if dynamic is None:
         return module
-    if dynamic.operation.name != "func.func" and dynamic_argument(function) is None:
-        try:
-            static = in_child(refined, write_bytecode(module), seconds=SECONDS)
-        except (InputError, ChildError):
-            raise refusal(dynamic, path) from None
-        return parse_module(make_context(), static)
-    raise refusal(dynamic, path)
+    try:
+        if argument is None:
+            return parse_module(make_context(), in_child(refined, write_bytecode(module), seconds=SECONDS))
+    except (InputError, ChildError):
+        pass
+    what, operation = dynamic
+    raise InputError(f"{what} has no fixed shape", where=place_of(operation, path), hint=HINT)
 
 
 def refined(bytecode: bytes) -> bytes:
@@ -303,15 +300,11 @@ def refined(bytecode: bytes) -> bytes:
         raise InputError(first_error(error)[1]) from None
 
 
-def refusal(dynamic: Dynamic, path: str) -> InputError:
-    return InputError(f"{dynamic.what} has no fixed shape", where=place_of(dynamic.operation, path), hint=HINT)
-
-
 def dynamic_argument(function: Any) -> Dynamic | None:
     """The first argument of the entry function without a static shape."""
     for k, argument in enumerate(function.arguments):
         if not is_static(argument.type):
-            return Dynamic(f"argument {k} ({argument.type})", function.operation)
+            return f"argument {k} ({argument.type})", function.operation
     return None
 
 
@@ -323,7 +316,7 @@ def first_dynamic(module: Any) -> Dynamic | None:
             if kind not in static:
                 static[kind] = is_static(kind)
             if not static[kind]:
-                return Dynamic(f"the result of {operation.name} ({kind})", operation)
+                return f"the result of {operation.name} ({kind})", operation
     return None
 
 

@@ -381,20 +381,8 @@ def convolution_windows(op: Any, operands: list[Shape], result: Shape) -> list[W
     windows = []
     for n, d in enumerate(spatial):
         i, k, o = lhs.index(d), rhs.index(d), out.index(d)
-        windows.append(
-            Window(
-                i,
-                o,
-                operands[0][i],
-                result[o],
-                operands[1][k],
-                strides[n],
-                low[n],
-                dilations[n],
-                spreads[n],
-                kernel_dim=k,
-            )
-        )
+        sizes = operands[0][i], result[o], operands[1][k]
+        windows.append(Window(i, o, *sizes, strides[n], low[n], dilations[n], spreads[n], kernel_dim=k))
     return windows
 
 

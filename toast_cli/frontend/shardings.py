@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
@@ -24,7 +24,7 @@ from toast_cli.base.files import read_whole_number
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.attributes import Locator, place_of
 from toast_cli.program.ops import CUSTOM_CALL, MANUAL_REGION
-from toast_cli.xla import ADVANCE, SKIP, call_target, ir, sdy, terminator
+from toast_cli.xla import ADVANCE, SKIP, attributes_of, call_target, ir, sdy, terminator
 
 # Operations and custom calls that only state a sharding or placement; each returns its first operand.
 MOVES = frozenset(
@@ -177,8 +177,7 @@ class _Taker:
 
     def _stating(self, operation: Any) -> None:
         """Takes the shardings in an operation's attributes, which are those of its results."""
-        attributes = {name: operation.attributes[name] for name in operation.attributes}
-        place = partial(place_of, operation, self._path)
+        attributes, place = attributes_of(operation), partial(place_of, operation, self._path)
         shardings = annotated_shardings(attributes, self._meshes, place)
         placed = any(sharding.single_device for sharding in shardings)
         if not placed:
@@ -216,14 +215,13 @@ class _Taker:
 
     def _annotated_by(self, operation: Any) -> AnnotatedSharding | None:
         """The sharding that a constraint states; None if it states none."""
-        for name in ("sharding", "out_sharding"):
-            if name in operation.attributes:
-                place = partial(place_of, operation, self._path)
-                attribute = foreign.of_kind(operation.attributes[name], name, sdy.TensorShardingAttr, place)
-                return single_sharding([tensor_sharding(attribute, self._meshes)], _rank(operation.results[0]), place)
-        attributes = {name: operation.attributes[name] for name in operation.attributes}
-        place = partial(place_of, operation, self._path)
-        shardings = annotated_shardings(attributes, self._meshes, place)
+        attributes, place = attributes_of(operation), partial(place_of, operation, self._path)
+        name = next((name for name in ("sharding", "out_sharding") if name in attributes), None)
+        if name is None:
+            shardings = annotated_shardings(attributes, self._meshes, place)
+        else:
+            attribute = foreign.of_kind(attributes[name], name, sdy.TensorShardingAttr, place)
+            shardings = [tensor_sharding(attribute, self._meshes)]
         return single_sharding(shardings, _rank(operation.results[0]), place)
 
     def _manual_region(self, operation: Any) -> None:
@@ -333,13 +331,6 @@ def value_shardings(attribute: Any, meshes: Meshes) -> list[AnnotatedSharding]:
     return [tensor_sharding(attribute, meshes)]
 
 
-def gspmd_shardings(text: str) -> list[AnnotatedSharding]:
-    """The shardings in an `mhlo.sharding`."""
-    return [
-        AnnotatedSharding(gspmd=part, single_device=part.startswith("{" + MAXIMAL)) for part in split_shardings(text)
-    ]
-
-
 def annotated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locator) -> list[AnnotatedSharding]:
     """The shardings in the attributes of an operation, argument or result, one per array; empty if there are none.
 
@@ -352,17 +343,13 @@ def annotated_shardings(attributes: dict[str, Any], meshes: Meshes, place: Locat
             return value_shardings(attribute, meshes)
         return [tensor_sharding(foreign.of_kind(attribute, name, sdy.TensorShardingAttr, place), meshes)]
 
-    def from_text() -> list[AnnotatedSharding]:
+    if SDY in attributes:
+        return several(attributes[SDY], SDY)
+    if FRONTEND_SDY in texts:
         kind = sdy.TensorShardingPerValueAttr if _SEVERAL in texts[FRONTEND_SDY] else sdy.TensorShardingAttr
         return several(foreign.parsed(texts[FRONTEND_SDY], FRONTEND_SDY, kind, place), FRONTEND_SDY)
-
-    readers: tuple[Callable[[], list[AnnotatedSharding]], ...] = (
-        lambda: several(attributes[SDY], SDY),
-        from_text,
-        lambda: gspmd_shardings(foreign.text(attributes, GSPMD, place) or ""),
-    )
-    present = (SDY in attributes, FRONTEND_SDY in texts, GSPMD in attributes)
-    return next((read() for read, there in zip(readers, present, strict=True) if there), [])
+    parts = split_shardings(foreign.text(attributes, GSPMD, place) or "") if GSPMD in attributes else []
+    return [AnnotatedSharding(gspmd=part, single_device=part.startswith("{" + MAXIMAL)) for part in parts]
 
 
 def single_sharding(shardings: list[AnnotatedSharding], rank: int, place: Locator) -> AnnotatedSharding | None:
