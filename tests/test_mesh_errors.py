@@ -18,7 +18,7 @@ WRONG = [
     ("- 1\n", 1, "the specification is a list, not a mapping", ""),
     ("chip: v4\nname: [", "2:8", "not valid YAML", ""),
     ("name: x\n", 1, "names no chip", "chip: v4"),
-    ("chip: v44\n", 1, 'unknown chip "v44"', 'did you mean "v4"? known: v2, v3'),
+    ("chip: v44\n", 1, 'unknown chip "v44"', 'did you mean "v4"? allowed: v2, v3'),
     ("chip: h10\n", 1, 'unknown chip "h10"', 'did you mean "H100"?'),
     ("chip:\n", 1, "chip is empty", ""),
     (

@@ -316,6 +316,7 @@ def write_folder(target: Target, files: Mapping[str, bytes]) -> None:
 
 
 def _check_path(target: Target, inputs: Sequence[str]) -> None:
+    """Raises UsageError for an output that is an input, or has no folder; OSError where it cannot be written."""
     path = Path(target.path)
     if target.folder_of:
         _check_folder(target, inputs)
@@ -327,16 +328,13 @@ def _check_path(target: Target, inputs: Sequence[str]) -> None:
     folder = resolved(target.path, target.option, UsageError).parent
     if not folder.is_dir():
         raise UsageError(f"there is no directory {folder}", where=target.option, hint=f"make it: mkdir -p {folder}")
-    try:
-        if path.exists() and not path.is_file() and not target.folder_of:
-            return
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-        probe = _beside(path)
-        probe.touch(exist_ok=False)
-        probe.unlink()
-    except OSError as error:
-        raise _cannot_write(target, error) from None
+    if path.exists() and not path.is_file() and not target.folder_of:
+        return
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(13, "Permission denied")
+    probe = _beside(path)
+    probe.touch(exist_ok=False)
+    probe.unlink()
 
 
 def _check_folder(target: Target, others: Sequence[str]) -> None:

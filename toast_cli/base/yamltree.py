@@ -141,6 +141,7 @@ def read_yaml(text: str, source: str) -> YamlValue:
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """A hint with the valid words and the one nearest to `word`."""
     words = list(allowed)
-    near = difflib.get_close_matches(word.lower(), words, n=1)
-    guess = f'did you mean "{near[0]}"? ' if near else ""
+    in_lower_case = {name.lower(): name for name in words}
+    near = difflib.get_close_matches(word.lower(), in_lower_case, n=1)
+    guess = f'did you mean "{in_lower_case[near[0]]}"? ' if near else ""
     return f"{guess}allowed: {', '.join(words)}"

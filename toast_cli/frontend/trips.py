@@ -25,7 +25,7 @@ from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.known_numbers import Array, before_loops, known_numbers
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.shardings import FRONTEND
-from toast_cli.program.ops import CASE, CONVERT, IF, RESHAPE, WHILE, kind_of
+from toast_cli.program.ops import ADD, CASE, CONVERT, IF, RESHAPE, SUBTRACT, WHILE, kind_of
 from toast_cli.program.quantities import format_plural
 from toast_cli.xla import ir, terminator, walk_ops
 
@@ -282,9 +282,9 @@ def _number(value: Any, counters: Counters) -> Number:
         constant, producer = _constant(value, counters), _producer(value)
         if constant is not None:
             return None, offset + constant
-        if producer is None or producer.name not in ("stablehlo.add", "stablehlo.subtract"):
+        if producer is None or producer.name not in (ADD, SUBTRACT):
             return value, offset
-        sign = 1 if producer.name == "stablehlo.add" else -1
+        sign = 1 if producer.name == ADD else -1
         left, right = (_constant(operand, counters) for operand in producer.operands)
         if right is not None:
             value, offset = producer.operands[0], offset + sign * right
@@ -310,9 +310,9 @@ def _step(counter: int, operation: Any) -> int | None:
     """The constant that each iteration of a loop adds to carried value number `counter`."""
     body = operation.regions[1].blocks[0]
     producer = _producer(_through(terminator(body).operands[counter]))
-    if producer is None or producer.name not in ("stablehlo.add", "stablehlo.subtract"):
+    if producer is None or producer.name not in (ADD, SUBTRACT):
         return None
-    sign = 1 if producer.name == "stablehlo.add" else -1
+    sign = 1 if producer.name == ADD else -1
     left, right = (_through(operand) for operand in producer.operands)
     if left == body.arguments[counter]:
         step = _constant(right)

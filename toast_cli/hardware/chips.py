@@ -5,15 +5,15 @@ table there.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from toast_cli.base.errors import SpecError, UsageError
+from toast_cli.base.yamltree import nearest
 from toast_cli.hardware.model import Chip, GpuDeviceInfo, Nccl
 
 
@@ -81,9 +81,7 @@ def find_preset(name: str, *, where: str = "") -> Preset:
     for preset_name, preset in _PRESETS.items():
         if preset_name.lower() == name.lower():
             return preset
-    near = difflib.get_close_matches(name.lower(), [preset_name.lower() for preset_name in _PRESETS], n=1)
-    guess = f'did you mean "{next(k for k in _PRESETS if k.lower() == near[0])}"? ' if near else ""
-    raise SpecError(f'unknown chip "{name}"', where=where, hint=f"{guess}known: {', '.join(_PRESETS)}")
+    raise SpecError(f'unknown chip "{name}"', where=where, hint=nearest(name, _PRESETS))
 
 
 def export_platform(chip: Chip) -> str:
@@ -188,15 +186,12 @@ def gpu_target_text(chip: Chip) -> str:
             f"XLA's GPU compiler has no target description of {chip.name}", where="--compiler gpu",
             hint=f"known: {', '.join(GPU_DEVICES)}; --compiler cpu works for any",
         )  # fmt: skip
-    return "\n".join(_lines(chip, preset.multiprocessors, preset.device_info)) + "\n"
-
-
-def _lines(chip: Chip, multiprocessors: int, device_info: GpuDeviceInfo) -> Iterator[str]:
+    device_info = preset.device_info
     major, minor = device_info.capability
     feature = "ACCELERATED_FEATURES" if device_info.capability >= _ACCELERATED else "NONE"
     figures: dict[str, int | float | str] = {
         **_COMMON,
-        "core_count": multiprocessors,
+        "core_count": preset.multiprocessors,
         "fpus_per_core": device_info.lanes,
         "clock_rate_ghz": device_info.clock_ghz,
         "shared_memory_per_core": device_info.shared_kib * _KIB,
@@ -210,10 +205,13 @@ def _lines(chip: Chip, multiprocessors: int, device_info: GpuDeviceInfo) -> Iter
         "compile_time_toolkit_version": f'"{_CUDA}"',
         "dnn_version": f'"{".".join(map(str, _CUDNN))}"',
     }
-    yield "gpu_device_info {"
-    yield from (f"  {name}: {value}" for name, value in figures.items())
-    yield f"  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {feature} }}"
-    yield "}"
-    yield 'platform_name: "CUDA"'
-    yield "dnn_version_info {{ major: {} minor: {} patch: {} }}".format(*_CUDNN)
-    yield f'device_description_str: "{device_info.part}"'
+    lines = [
+        "gpu_device_info {",
+        *(f"  {name}: {value}" for name, value in figures.items()),
+        f"  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {feature} }}",
+        "}",
+        'platform_name: "CUDA"',
+        "dnn_version_info {{ major: {} minor: {} patch: {} }}".format(*_CUDNN),
+        f'device_description_str: "{device_info.part}"',
+    ]
+    return "\n".join(lines) + "\n"

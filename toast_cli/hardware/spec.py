@@ -132,9 +132,7 @@ AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # In a pin, a report and a PartitionSpec this word means an unsharded dimension.
 RESERVED_NAMES = frozenset({"None"})
 RESERVED_HINT = "in a PartitionSpec it means a dimension that is not split; choose another name, e.g. data"
-
-# Axis names of shapes the tool chooses itself, slowest first, by number of axes.
-_AXIS_NAMES = {1: ("data",), 2: ("data", "model"), 3: ("data", "fsdp", "model")}
+SHAPE_OPTION = "--mesh-shape"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,44 +187,33 @@ class Spec:
         """The shape written in the specification; None when it leaves the choice to the tool."""
         return None if self.requests is None else {request.name: request.size for request in self.requests}
 
-    def mesh(
-        self, shape: Mapping[str, int] | None = None, memory_limit: int | None = None, where: str = "--mesh-shape"
-    ) -> Mesh:
+    def mesh(self, shape: Mapping[str, int] | None = None, memory_limit: int | None = None) -> Mesh:
         """The logical mesh of that shape (axis name -> size, slowest first) on the physical dimensions.
 
         Without `shape`: the specification's axes, or, if it has none, the most balanced shape of two axes.
         `memory_limit` in bytes per device replaces the specification's. Raises SpecError if the sizes do not multiply
-        to the number of devices (at `where`, if it is `shape`'s), UsageError for a memory limit below one byte.
+        to the number of devices, UsageError for a memory limit below one byte.
         """
         if memory_limit is not None and memory_limit < 1:
             raise UsageError(f"a memory limit of {memory_limit} bytes", hint="give one byte or more, e.g. 28GiB")
-        requests = self._requests(shape, where)
+        requests = self._requests(shape)
         links = lay_out([request.size for request in requests], self.dimensions, [request.over for request in requests])
         if links is None:
             raise SpecError(
                 f"axes {shape_text({r.name: r.size for r in requests})} cannot be mapped onto {self.dimension_text()}",
-                where=self.source if shape is None else where,
+                where=self.source if shape is None else SHAPE_OPTION,
                 hint="leave out `over`, and toast maps them itself" if shape is None else "choose another shape",
             )
         axes = tuple(Axis(request.name, request.size, link) for request, link in zip(requests, links, strict=True))
         limit = self.limit_bytes if memory_limit is None else memory_limit
         return Mesh(self.name, self.chip, axes, limit, self.hour_price)
 
-    def mesh_shapes(self, max_axes: int = 2) -> list[dict[str, int]]:
-        """Every way to factor the devices into at most `max_axes` axes (up to 3) of two devices or more.
+    def mesh_shapes(self) -> list[dict[str, int]]:
+        """The shapes that toast tries: one axis, then two of two devices or more, the smallest last axis first."""
+        sizes = divisors(self.devices)[1:-1]
+        return [{"data": self.devices}, *({"data": self.devices // size, "model": size} for size in sizes)]
 
-        One axis first, then two, and so on; among equals the one with the smaller last axis first.
-        """
-        if self.devices == 1:
-            return [{"data": 1}]
-        shapes = [
-            dict(zip(_AXIS_NAMES[count], sizes, strict=True))
-            for count in range(1, min(max_axes, max(_AXIS_NAMES)) + 1)
-            for sizes in _factorings(self.devices, count)
-        ]
-        return sorted(shapes, key=lambda shape: (len(shape), list(shape.values())[::-1]))
-
-    def _requests(self, shape: Mapping[str, int] | None, where: str) -> tuple[AxisRequest, ...]:
+    def _requests(self, shape: Mapping[str, int] | None) -> tuple[AxisRequest, ...]:
         """The axes of the mesh. `over` of the specification also applies to a shape equal to the specification's."""
         if shape is None and self.requests is not None:
             return self.requests
@@ -237,12 +224,12 @@ class Spec:
             return self.requests
         for name, size in wanted.items():
             if size < 1:
-                raise SpecError(f'axis "{name}" has size {size}', where=where, hint="sizes are one or more")
+                raise SpecError(f'axis "{name}" has size {size}', where=SHAPE_OPTION, hint="sizes are one or more")
         if prod(wanted.values()) != self.devices:
             fitting = ", ".join(map(shape_text, self.mesh_shapes()))
             raise SpecError(
                 f"{shape_text(wanted)} is {prod(wanted.values())} devices; {self.name} has {self.devices}",
-                where=where,
+                where=SHAPE_OPTION,
                 hint=f"shapes that fit: {fitting}",
             )
         return tuple(AxisRequest(name, size) for name, size in wanted.items())
@@ -252,7 +239,7 @@ class Spec:
         return " x ".join(f"{dimension.name}={dimension.size}" for dimension in self.dimensions) or "one device"
 
 
-def parse_shape(text: str, where: str = "--mesh-shape") -> dict[str, int]:
+def parse_shape(text: str, where: str = SHAPE_OPTION) -> dict[str, int]:
     """`data=8,model=2` -> {"data": 8, "model": 2}, in the order written. Raises UsageError at `where`."""
     shape: dict[str, int] = {}
     for part in text.split(","):
@@ -276,17 +263,6 @@ def written_shape(shape: Mapping[str, int]) -> str:
 def shape_text(shape: Mapping[str, int]) -> str:
     """`data=8 x model=2`."""
     return " x ".join(f"{name}={size}" for name, size in shape.items()) or "no axes"
-
-
-def _factorings(count: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every ordered way to write `count` as a product of `parts` factors of two or more."""
-    if parts == 1:
-        if count > 1:
-            yield (count,)
-        return
-    for factor in divisors(count)[1:]:
-        for rest in _factorings(count // factor, parts - 1):
-            yield (factor, *rest)
 
 
 # ---------------------------------------------------------------- the schema
@@ -455,8 +431,7 @@ def _read_axis(name: str, entry: YamlValue, spec: Spec) -> AxisRequest:
 _NAME = re.compile(
     r"(?:(?P<slices>\d{1,7})x)?(?P<chip>[a-z]\w*(?:-[48]0)?)(?P<joint>[-:])(?P<count>\d{1,9})", re.IGNORECASE
 )
-# Aliases of presets: `gcloud compute tpus accelerator-types list`; NVIDIA sells most A100 with 80 GB.
-_ALIASES = {"v5litepod": "v5e", "a100": "a100-80"}
+_LITEPOD = "v5litepod"  # Google Cloud's name of v5e: `gcloud compute tpus accelerator-types list`
 _CUBE = 64  # chips: a large slice of a 3-D torus is any number of cubes of 4x4x4
 
 
@@ -468,7 +443,7 @@ def canonical(name: str) -> str:
         return name
     chip = matched["chip"].lower()
     slices = f"{int(matched['slices'])}x" if int(matched["slices"] or 1) != 1 else ""
-    chip = "v5e" if chip == "v5litepod" else chip
+    chip = "v5e" if chip == _LITEPOD else chip
     preset = next((p for p in presets() if p.chip.name == chip and p.torus_rank), None)
     cores = _cores(preset) if preset is not None and matched["joint"] == ":" else 1
     return f"{slices}{chip}-{int(matched['count']) * cores}"
@@ -489,7 +464,8 @@ def generate(name: str) -> str | None:
     """YAML of the machine; None for other names. Raises SpecError for a number of chips that no slice has."""
     matched = _NAME.fullmatch(canonical(name))
     chip = matched["chip"].lower() if matched else ""
-    preset = next((p for p in presets() if p.chip.name.lower() == _ALIASES.get(chip, chip)), None)
+    chip = "a100-80" if chip == "a100" else chip  # NVIDIA sells most A100 with 80 GB
+    preset = next((p for p in presets() if p.chip.name.lower() == chip), None)
     if matched is None or preset is None:
         return None
     count, slices = int(matched["count"]), int(matched["slices"] or 1)

@@ -227,8 +227,7 @@ def _read(
         return paged[0], paged[1], (ASSUMED,) if paged[0].flops else (), paged[2]
     kernel = read_mosaic(config, lambda operand: _integers(_constant(call.operands[operand])))
     shapes = [value.shape for value in operands], [value.shape for value in results]
-    grid = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results])
-    free = grid is not None and any(axis >= 0 for axis in grid.axes)
+    rule, axes = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results]) or (None, ())
     stated_cost = config.get("cost_estimate")
     estimate = stated_cost if isinstance(stated_cost, dict) else {}
     try:
@@ -238,9 +237,8 @@ def _read(
         products, vector, moved = MOST_WORK, 0.0, 0.0
     if not products + vector + moved < MOST_WORK:
         raise KernelError("its grid and windows take longer than any chip can run")
-    axes = grid.axes if grid is not None and free else ()
     facts = HandWritten(name if name != target else printable(kernel.name), "mosaic", products, vector, moved, axes)
-    return facts, grid.rule if grid is not None and free else None, kernel.work.assumed, DEPENDENT
+    return facts, rule, kernel.work.assumed, DEPENDENT
 
 
 def _shape_and_type(value: Any) -> tuple[tuple[int, ...], str]:
@@ -486,7 +484,10 @@ def run_on_part(call: Any, kernel: HandWritten, pieces: dict[int, int]) -> None:
         text[CONFIG]["body"] = with_smaller_grid(text[CONFIG], cuts)
         estimate = text[CONFIG].get("cost_estimate")
         if isinstance(estimate, dict):
-            text[CONFIG]["cost_estimate"] = {n: _divided(figure, prod(cuts.values())) for n, figure in estimate.items()}
+            shards = prod(cuts.values())
+            text[CONFIG]["cost_estimate"] = {
+                name: figure // shards if isinstance(figure, int) else figure for name, figure in estimate.items()
+            }
     call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(text), call.context)
 
 
@@ -498,7 +499,3 @@ def with_smaller_grid(config: dict[str, Any], cuts: dict[int, int]) -> str:
     local = [n if n == DYNAMIC else n // cuts.get(axis, 1) for axis, n in enumerate(bounds)]
     main.attributes["iteration_bounds"] = ir.DenseI64ArrayAttr.get(local, module.context)
     return base64.b64encode(xla.write_bytecode(module)).decode()
-
-
-def _divided(figure: Any, pieces: int) -> Any:
-    return figure // pieces if isinstance(figure, int) else figure

@@ -257,14 +257,6 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class GridRule:
-    """A sharding rule; axes: [factors] the axis of the grid that a factor is a part of, -1 for none."""
-
-    rule: Rule
-    axes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class _Digit:
     """A part of an axis of the grid: `(index // unit) % count`."""
 
@@ -273,8 +265,11 @@ class _Digit:
     count: int
 
 
-def grid_rule(kernel: Mosaic, operands: list[Shape], results: list[Shape], read: list[bool]) -> GridRule | None:
-    """The rule of a kernel with operands and results of these shapes; None if they do not match its windows.
+def grid_rule(
+    kernel: Mosaic, operands: list[Shape], results: list[Shape], read: list[bool]
+) -> tuple[Rule, tuple[int, ...]] | None:
+    """The rule of a kernel with operands and results of these shapes, and [factors] the axis of the grid that a factor
+    is a part of, -1 for none. None if no axis can be split, or the shapes do not match the windows.
 
     Args:
         read: [results] True if anything reads it.
@@ -325,7 +320,7 @@ def grid_rule(kernel: Mosaic, operands: list[Shape], results: list[Shape], read:
     rule = Rule(
         tuple(sizes), tuple(arrays[: len(operands)]), tuple(arrays[len(operands) :]), frozenset(), frozenset(unsharded)
     )
-    return GridRule(rule, tuple(axes))
+    return (rule, tuple(axes)) if digits else None
 
 
 def _has(index: BlockIndex, digit: _Digit) -> bool:

@@ -45,6 +45,7 @@ SCATTER = "stablehlo.scatter"
 SELECT = "stablehlo.select"
 SLICE = "stablehlo.slice"
 SQUARE = "chlo.square"
+SUBTRACT = "stablehlo.subtract"
 TRANSPOSE = "stablehlo.transpose"
 WHILE = "stablehlo.while"
 

@@ -205,7 +205,7 @@ def _fold_family(entries: Sequence[NamedArray], family: Sequence[int]) -> list[F
     while pending:
         members = pending.pop()
         present = _places(numbers[member] for member in members)
-        matching = sum(_matches(name_numbers, present) for name_numbers in numbers.values())
+        matching = sum(all(n in place for n, place in zip(ns, present, strict=True)) for ns in numbers.values())
         varying = [place for place, values in enumerate(present) if len(values) > 1]
         if matching == len(members) or not varying:
             rows.append(Folded(_pattern(entries[members[0]].name, present, everywhere), tuple(members)))
@@ -268,10 +268,6 @@ def _numbers(name: str) -> Numbers:
 def _places(numbers: Iterable[Numbers]) -> list[set[int]]:
     """The numbers found at each place."""
     return [set(place) for place in zip(*numbers, strict=True)]
-
-
-def _matches(numbers: Numbers, present: Sequence[set[int]]) -> bool:
-    return all(number in place for number, place in zip(numbers, present, strict=True))
 
 
 def _pattern(name: str, present: Sequence[set[int]], everywhere: Sequence[set[int]]) -> str:

@@ -19,39 +19,34 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from toast_cli.program.model import Op, Program, once
-from toast_cli.program.ops import CARRY, DYNAMIC_UPDATE_SLICE, GATHER, JOIN
+from toast_cli.program.ops import (
+    ADD,
+    BARRIER,
+    BROADCAST_IN_DIM,
+    CARRY,
+    CONVERT,
+    CONVOLUTION,
+    DIVIDE,
+    DOT_GENERAL,
+    DYNAMIC_SLICE,
+    DYNAMIC_UPDATE_SLICE,
+    GATHER,
+    JOIN,
+    MULTIPLY,
+    RAGGED_DOT,
+    RESHAPE,
+    SELECT,
+    SLICE,
+    SUBTRACT,
+    TRANSPOSE,
+)
 
 WEIGHTS, STATE, INPUTS = "weights", "state", "inputs"
 ROLES = (WEIGHTS, STATE, INPUTS)
 
-_VIEWS = frozenset(
-    [
-        "stablehlo.convert",
-        "stablehlo.transpose",
-        "stablehlo.reshape",
-        "stablehlo.copy",
-        "stablehlo.optimization_barrier",
-        "stablehlo.dynamic_slice",
-        "stablehlo.slice",
-        "stablehlo.broadcast_in_dim",
-    ]
-)
+_VIEWS = frozenset({CONVERT, TRANSPOSE, RESHAPE, BARRIER, DYNAMIC_SLICE, SLICE, BROADCAST_IN_DIM})
 # Ops by which an update is computed from an array of the same shape.
-_UPDATES = frozenset(
-    [
-        "stablehlo.add",
-        "stablehlo.subtract",
-        "stablehlo.multiply",
-        "stablehlo.select",
-        "stablehlo.convert",
-        "stablehlo.divide",
-        "stablehlo.optimization_barrier",
-        CARRY,
-        JOIN,
-    ]
-)
-# Ops that overwrite a part of an array, such as a cache.
-_OVERWRITES = frozenset([DYNAMIC_UPDATE_SLICE])
+_UPDATES = frozenset({ADD, SUBTRACT, MULTIPLY, SELECT, CONVERT, DIVIDE, BARRIER, CARRY, JOIN})
 _UPDATE_STEPS = 8
 # A subtree has one role if all other roles in it have at most this fraction of the bytes.
 _IMPURITY = 0.1
@@ -238,7 +233,7 @@ def _walked(program: Program, value: int, sources: Callable[[Op], Sequence[int]]
 def _sources(op: Op) -> Sequence[int]:
     if op.name in _UPDATES:
         return op.operands
-    return op.operands[:1] if op.name in _OVERWRITES else ()
+    return op.operands[:1] if op.name == DYNAMIC_UPDATE_SLICE else ()
 
 
 # ---------------------------------------------------------------- evidence of single arguments
@@ -339,7 +334,8 @@ def _overwritten(program: Program) -> set[int]:
     for op in program.ops:  # a carry stands for its initial value
         if op.name == CARRY and op.operands[0] in number:
             number[op.results[0]] = number[op.operands[0]]
-    return {number[op.operands[0]] for op in program.ops if op.name in _OVERWRITES and op.operands[0] in number}
+    updates = [op for op in program.ops if op.name == DYNAMIC_UPDATE_SLICE]
+    return {number[op.operands[0]] for op in updates if op.operands[0] in number}
 
 
 def _sides_of_products(program: Program) -> list[tuple[int, ...]]:
@@ -401,10 +397,10 @@ def _spread(program: Program, evidence: dict[int, str], otherwise: list[str]) ->
 
 # Ops that read weights -> the operands that may be one: the kernel, the table, either side of a product.
 READERS = {
-    "stablehlo.dot_general": slice(None),
-    "stablehlo.convolution": slice(1, 2),
-    "stablehlo.gather": slice(0, 1),
-    "chlo.ragged_dot": slice(0, 2),
+    DOT_GENERAL: slice(None),
+    CONVOLUTION: slice(1, 2),
+    GATHER: slice(0, 1),
+    RAGGED_DOT: slice(0, 2),
 }
 _KEY = "ui32"  # of random numbers
 COMPONENT = re.compile(r"[A-Za-z_]\w*|\[(?:'[^']*'|\"[^\"]*\"|[^\]]*)\]")

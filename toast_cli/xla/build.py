@@ -222,9 +222,7 @@ class Builder:
         """The sum over dimensions."""
         shape = tuple(size for dim, size in enumerate(value.type.shape) if dim not in dims)
         zero, kind = self.constant(0, str(value.type.element_type)), self.like(value, shape)
-        operation = self.make("reduce", [value, zero], [kind], regions=1, dimensions=self.i64s(dims))
-        self._reduces(operation, value, "add")
-        return operation.results[0]
+        return self._combined("reduce", [value, zero], kind, "add", dimensions=self.i64s(dims))
 
     def like(self, value: Any, shape: Shape) -> Any:
         """The type of an array of this shape with the elements of `value`."""
@@ -235,32 +233,23 @@ class Builder:
     def all_gather(self, value: Any, dim: int, groups: Sequence[Sequence[int]]) -> Any:
         shape = list(value.type.shape)
         shape[dim] *= len(groups[0])
-        operation = self.make(
-            "all_gather",
-            [value],
-            [self.like(value, tuple(shape))],
-            all_gather_dim=self.i64(dim),
-            replica_groups=self.table(groups),
-            channel_handle=self.channel(),
-            use_global_device_ids=ir.UnitAttr.get(self.context),
-        )
-        return operation.results[0]
+        kind, dim_attribute = self.like(value, tuple(shape)), self.i64(dim)
+        return self.one("all_gather", [value], kind, all_gather_dim=dim_attribute, **self._among(groups))
 
     def all_to_all(self, value: Any, split: int, concat: int, groups: Sequence[Sequence[int]]) -> Any:
         shape, count = list(value.type.shape), len(groups[0])
         shape[split] //= count
         shape[concat] *= count
-        operation = self.make(
+        return self.one(
             "all_to_all",
             [value],
-            [self.like(value, tuple(shape))],
+            self.like(value, tuple(shape)),
             split_dimension=self.i64(split),
             concat_dimension=self.i64(concat),
             split_count=self.i64(count),
             replica_groups=self.table(groups),
             channel_handle=self.channel(),
         )
-        return operation.results[0]
 
     def permute(self, value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
         """Sends each sender's value to its receiver; other devices get zeros."""
@@ -273,21 +262,11 @@ class Builder:
         )
 
     def all_reduce(self, value: Any, reducer: str, groups: Sequence[Sequence[int]]) -> Any:
-        operation = self.make(
-            "all_reduce",
-            [value],
-            [value.type],
-            regions=1,
-            replica_groups=self.table(groups),
-            channel_handle=self.channel(),
-            use_global_device_ids=ir.UnitAttr.get(self.context),
-        )
-        self._reduces(operation, value, reducer)
-        return operation.results[0]
+        return self._combined("all_reduce", [value], value.type, reducer, **self._among(groups))
 
     def barrier(self, value: Any) -> Any:
         """The value behind an optimization barrier."""
-        return self.make("optimization_barrier", [value], [value.type]).results[0]
+        return self.one("optimization_barrier", [value], value.type)
 
     def reduce_scatter(self, value: Any, reducer: str, dim: int, groups: Sequence[Sequence[int]]) -> Any:
         """A reduce-scatter. XLA:TPU refuses it for complex numbers, so their parts are stacked
@@ -296,21 +275,22 @@ class Builder:
             return self.joined(self.reduce_scatter(self.parted(value), reducer, dim + 1, groups))
         shape = list(value.type.shape)
         shape[dim] //= len(groups[0])
-        operation = self.make(
-            "reduce_scatter",
-            [value],
-            [self.like(value, tuple(shape))],
-            regions=1,
-            scatter_dimension=self.i64(dim),
-            replica_groups=self.table(groups),
-            channel_handle=self.channel(),
-            use_global_device_ids=ir.UnitAttr.get(self.context),
+        kind, dim_attribute = self.like(value, tuple(shape)), self.i64(dim)
+        return self._combined(
+            "reduce_scatter", [value], kind, reducer, scatter_dimension=dim_attribute, **self._among(groups)
         )
-        self._reduces(operation, value, reducer)
-        return operation.results[0]
 
-    def _reduces(self, operation: Any, value: Any, reducer: str) -> None:
-        self.body(operation.regions[0], [self.like(value, ())] * 2, lambda a, b: [self.binary(reducer, a, b)])
+    def _among(self, groups: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """The attributes of a collective among groups of devices."""
+        table, everywhere = self.table(groups), ir.UnitAttr.get(self.context)
+        return {"replica_groups": table, "channel_handle": self.channel(), "use_global_device_ids": everywhere}
+
+    def _combined(self, name: str, operands: Sequence[Any], kind: Any, reducer: str, **attributes: Any) -> Any:
+        """The only result of a new operation that combines elements of its first operand with a reducer."""
+        operation = self.make(name, operands, [kind], regions=1, **attributes)
+        scalars = [self.like(operands[0], ())] * 2
+        self.body(operation.regions[0], scalars, lambda a, b: [self.binary(reducer, a, b)])
+        return operation.results[0]
 
     def body(self, region: Any, kinds: Sequence[Any], write: Callable[..., list[Any]]) -> None:
         """Fills a region with one block: `write` takes its arguments and returns its results."""
@@ -328,27 +308,22 @@ def _part_of(dtype: str) -> str:
     return dtype.removeprefix("complex<").removesuffix(">")
 
 
-def least_and_most(dtype: str) -> tuple[float, float] | None:
-    """The smallest and the largest value of an element type; None for other types."""
-    if dtype in _MINUS_INFINITY:
-        return -inf, inf
-    if dtype == "i1":
-        return 0, 1
-    if dtype.startswith("ui"):
-        return 0, 2 ** int(dtype[2:]) - 1
-    return (-(2 ** (int(dtype[1:]) - 1)), 2 ** (int(dtype[1:]) - 1) - 1) if dtype[0] == "i" else None
-
-
 def identity(reducer: str, dtype: str) -> float | None:
     """The neutral element of a reducer; None if there is none."""
     if reducer in ("add", "or"):
         return 0
     if reducer == "multiply":
         return 1
-    if reducer == "and":
-        return 1 if dtype == "i1" else (2 ** int(dtype[2:]) - 1 if dtype.startswith("ui") else -1)
-    ends = least_and_most(dtype)
-    return None if ends is None else ends[0] if reducer == "maximum" else ends[1]
+    if dtype in _MINUS_INFINITY:
+        least, most = -inf, inf
+    elif dtype == "i1" or dtype.startswith("ui"):
+        least, most = 0, 2 ** int(dtype.lstrip("ui")) - 1
+    elif dtype.startswith("i"):
+        most = 2 ** (int(dtype[1:]) - 1) - 1
+        least = -1 - most
+    else:
+        return None
+    return least if reducer == "maximum" else -1 if reducer == "and" and least < 0 else most
 
 
 def _literal(value: float | bool, dtype: str) -> str:

@@ -162,10 +162,9 @@ def create(name: str, operands: list[Any], results: list[Any], attributes: dict[
     return list(operation.results)
 
 
-def like(operation: Any, operands: list[Any], results: list[Any] | None = None) -> list[Any]:
-    """Results of a new operation in front of this one, with the same name and attributes. results: their types, if they
-    are not the same."""
-    types = [result.type for result in operation.results] if results is None else results
+def like(operation: Any, operands: list[Any]) -> list[Any]:
+    """Results of a new operation in front of this one, with the same name, attributes and types of results."""
+    types = [result.type for result in operation.results]
     return create(operation.name, operands, types, attributes_of(operation), operation)
 
 
