@@ -31,7 +31,7 @@ from toast_cli.report.explain import Explanation, Study
 from toast_cli.report.explain.answers import explain
 from toast_cli.report.explain.study import SCHEMA, stored_plan, stored_request
 from toast_cli.report.model import to_bytes
-from toast_cli.report.words import Sight, rows_of, sight
+from toast_cli.report.words import ConflictExample, conflict_examples, rows_of
 from toast_cli.request import Request
 
 MLP = str(SAMPLES / "mlp_tiny.mlir")
@@ -349,10 +349,10 @@ def test_one_thing_is_explained_at_a_time(capsys: pytest.CaptureFixture[str]) ->
 def test_a_conflict_of_which_an_op_shows_one_side_is_told() -> None:
     """As a scatter does that takes part in two: a report on a two-tower model ended in a `ValueError`."""
     problem = case_of(lambda x: jnp.sin(x @ x.T), arg(16, 8)).problem
-    assert sight(problem, 0) == Sight(2, "f32[16,16]", {0: "0", 1: "1"})
+    assert conflict_examples(problem)[0] == ConflictExample(2, "f32[16,16]", {0: "0", 1: "1"})
     strands = {
         number: tuple(strand if strand and strand.side == 0 else None for strand in own)
         for number, own in problem.dimensions.strands.items()
     }
-    seen = sight(replace(problem, dimensions=replace(problem.dimensions, strands=strands)), 0)
+    seen = conflict_examples(replace(problem, dimensions=replace(problem.dimensions, strands=strands)))[0]
     assert (seen.called(0), seen.called(1)) == ("what is kept", "one of the two")

@@ -8,7 +8,7 @@ from math import inf, lcm, prod
 
 from toast_cli.frontend.source import Source
 from toast_cli.hardware import Chip, Mesh, matrix_rate
-from toast_cli.plan.decisions import NONE, Bound, Decision, Plan, Replicate, Shard
+from toast_cli.plan.decisions import NONE, Bound, Decision, Plan, Replicate
 from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS, read_in_trips
 from toast_cli.plan.partitioned import CollectiveFacts, PartitionedProgram
 from toast_cli.plan.problem import Problem, samples_of
@@ -53,7 +53,7 @@ from toast_cli.report.model import (
     strategy_label,
 )
 from toast_cli.report.step import Modules, step_of, time_by_line
-from toast_cli.report.words import caches_of, decision_text, idle_axes, part_name, scope_name, side_texts, summary, why
+from toast_cli.report.words import caches_of, decision_text, idle_axes, part_name, scope_name, sides_of, summary, why
 from toast_cli.search.incumbent import SearchResult, reader
 from toast_cli.tactics import PricedStrategy, priced_strategies
 from toast_cli.tactics.strategies import MARGIN, NO_EFFECT, PAIRS, baselines, better
@@ -313,7 +313,10 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
         return DecisionFacts("replicate", problem.roles[decision.role], axis, {}, count, 0, text)
     group = problem.dimensions.groups[decision.group]
     sides = {f"conflict {r}": side for r, side in zip(group.resolutions, decision.sides, strict=False)}
-    unless = scope_name(problem, decision)
+    chosen = []
+    for op, name in sides_of(problem, decision):
+        place = (source.location(op) or problem.program.ops[op].name).split(" (")[0]
+        chosen.append(f"{name} ({place})")
     return DecisionFacts(
         "shard",
         group.name,
@@ -322,39 +325,21 @@ def _decision(source: Source, problem: Problem, decision: Decision) -> DecisionF
         len(group.classes),
         group.size,
         text,
-        unless,
+        scope_name(problem, decision),
         part_name(problem, decision),
-        side_texts(source, problem, decision),
+        chosen,
     )
 
 
-def _idle(problem: Problem, plan: Plan, axis: int) -> str:
-    size, odd = problem.mesh.sizes[axis], _odd(problem, plan, axis)
+def _idle(problem: Problem, axis: int) -> str:
+    size = problem.mesh.sizes[axis]
     if axis in problem.closed:
         why = "no tactic uses it, and the search was not allowed to"
-    elif odd or any(group.size % size == 0 for group in problem.dimensions.groups):
-        why = f"splitting over it pays nowhere{odd}"
+    elif any(group.size % size == 0 for group in problem.dimensions.groups):
+        why = "splitting over it pays nowhere"
     else:
         why = "its size divides no dimension that toast can split"
     return f"mesh axis {problem.mesh.names[axis]} ({size}) is not used: {why}"
-
-
-def _odd(problem: Problem, plan: Plan, axis: int) -> str:
-    """A group that is split over other axes and would be over this one too, if its size were divisible; empty if there
-    is none."""
-    sizes = problem.mesh.sizes
-    for number in dict.fromkeys(d.group for d in plan if isinstance(d, Shard)):
-        group = problem.dimensions.groups[number]
-        count = sizes[axis] * prod(
-            sizes[a] for a in {d.axis for d in plan if isinstance(d, Shard) and d.group == number}
-        )
-        if group.size % count and group.size > count:
-            padded = -(-group.size // count) * count
-            return (
-                f"; {count} does not divide {group.name} ({format_count(group.size)}), but would if it were padded to "
-                f"{format_count(padded)}"
-            )
-    return ""
 
 
 def _undonated(problem: Problem, lowered: PartitionedProgram) -> list[str]:
@@ -489,7 +474,7 @@ def _analysis(source: Source, evaluator: Evaluator, result: SearchResult, remark
     notes = [
         *remarks,
         *_passed_over(problem, result),
-        *(_idle(problem, result.plan, axis) for axis in idle_axes(problem, result.plan) if not remarks),
+        *(_idle(problem, axis) for axis in idle_axes(problem, result.plan) if not remarks),
         *padding_advice(problem),
         *_undonated(problem, lowered),
         *_grouped_products(evaluator, result.plan),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from toast_cli.dimensions.model import FactorKind
-from toast_cli.frontend.source import Source
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS
 from toast_cli.plan.partials import ALL_REDUCE, REDUCE_SCATTER
@@ -20,6 +19,7 @@ from toast_cli.plan.sharding import NO_ROLE, OpSharding
 from toast_cli.price.cost import CollectiveUse, Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.memory_fit import surely_fitting_bytes
+from toast_cli.program.model import once
 from toast_cli.program.names import slash_path
 from toast_cli.program.quantities import NamedArray, fold, format_bytes, format_percent, format_seconds
 from toast_cli.program.roles import STATE, WEIGHTS
@@ -233,8 +233,9 @@ def _join(names: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Sight:
-    """The op that shows a conflict best: the one with the most arithmetic of those with a large array.
+class ConflictExample:
+    """The op that shows a conflict best: one whose array has both dimensions, else one with both, else one with either;
+    of these the one with the most arithmetic.
 
     Attributes:
         op: its number. array: type of the array that has the dimension twice; "" if no array has it twice, but the op
@@ -254,44 +255,41 @@ class Sight:
         return f"{self.array}.{name}" if self.array and side in self.names else name
 
 
-def side_texts(source: Source, problem: Problem, decision: Shard) -> list[str]:
-    """[conflicts of the decision's group] the dimension that the decision splits there, `f32[1,4,128,128].2
-    (layers.py:49 attention)`; dimensions count from 0, as in `params['w'].0`."""
-    resolutions = problem.dimensions.groups[decision.group].resolutions
-    texts = []
-    for resolution, side in zip(resolutions, decision.sides, strict=False):
-        seen = sight(problem, resolution)
-        place = (source.location(seen.op) or problem.program.ops[seen.op].name).split(" (")[0]
-        texts.append(f"{seen.called(side)} ({place})")
-    return texts
+def sides_of(problem: Problem, decision: Shard) -> list[tuple[int, str]]:
+    """[conflicts of the decision's group] an op, and the dimension that the decision splits there:
+    `f32[1,4,128,128].2`; dimensions count from 0, as in `params['w'].0`."""
+    examples, resolutions = conflict_examples(problem), problem.dimensions.groups[decision.group].resolutions
+    chosen = zip((examples[resolution] for resolution in resolutions), decision.sides, strict=False)
+    return [(example.op, example.called(side)) for example, side in chosen]
 
 
-def sight(problem: Problem, resolution: int) -> Sight:
-    """The op that shows a conflict best: one whose array has both dimensions, else an op with both, else one with
-    either."""
+@once
+def conflict_examples(problem: Problem) -> dict[int, ConflictExample]:
+    """[resolutions] the op that shows the conflict best."""
     program, dimensions = problem.program, problem.dimensions
-    candidates: list[tuple[tuple[int, float, int, int], Sight]] = []
+    ranked: dict[int, list[tuple[tuple[int, float, int, int], ConflictExample]]] = defaultdict(list)
     for number, strands in dimensions.strands.items():
-        sides = {k: strand.side for k, strand in enumerate(strands) if strand and strand.resolution == resolution}
-        if not sides:
-            continue
         op, form = program.ops[number], dimensions.forms[number]
-        for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True):
-            names = {
-                sides[factor]: str(d)
-                for d, factors in reversed([*enumerate(dims)])
-                for factor in factors
-                if factor in sides
+        for resolution in {strand.resolution for strand in strands if strand}:
+            sides = {k: strand.side for k, strand in enumerate(strands) if strand and strand.resolution == resolution}
+            for value, dims in zip(op.operands + op.results, form.operands + form.results, strict=True):
+                names = {
+                    sides[factor]: str(d)
+                    for d, factors in reversed([*enumerate(dims)])
+                    for factor in factors
+                    if factor in sides
+                }
+                if len(names) > 1:
+                    array = program.values[value]
+                    rank = (1, op.flops, array.bytes, -number)
+                    ranked[resolution].append((rank, ConflictExample(number, str(array), names)))
+            uses = {
+                side: "what is summed over" if form.kinds[factor] == FactorKind.REDUCTION else "what is kept"
+                for factor, side in sides.items()
             }
-            if len(names) > 1:
-                of = program.values[value]
-                candidates.append(((1, op.flops, of.bytes, -number), Sight(number, str(of), names)))
-        summed = {
-            side: "what is summed over" if form.kinds[factor] == FactorKind.REDUCTION else "what is kept"
-            for factor, side in sides.items()
-        }
-        candidates.append(((min(len(sides), 2) - 2, op.flops, 0, -number), Sight(number, "", summed)))
-    return max(candidates, key=lambda candidate: candidate[0])[1]
+            rank = (min(len(sides), 2) - 2, op.flops, 0, -number)
+            ranked[resolution].append((rank, ConflictExample(number, "", uses)))
+    return {resolution: max(examples, key=lambda ranked: ranked[0])[1] for resolution, examples in ranked.items()}
 
 
 def rows_of(collectives: Sequence[CollectiveFacts]) -> list[list[int]]:

@@ -27,15 +27,7 @@ from toast_cli.price.cost import CollectiveUse, Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.build import collective_facts
 from toast_cli.report.model import DecisionFacts, read_report
-from toast_cli.report.words import (
-    LOOKED_UP,
-    SUMS,
-    Sight,
-    rows_of,
-    short,
-    sight,
-    summary,
-)
+from toast_cli.report.words import LOOKED_UP, SUMS, rows_of, short, sides_of, summary
 from toast_cli.request import Offload, Recompute
 
 
@@ -51,11 +43,6 @@ class Study:
     def problem(self) -> Problem:
         """The problem without fixed decisions: the explanation may change what was fixed for the search."""
         return replace(self.evaluator.problem, fixed=(), closed=frozenset())
-
-    @cached_property
-    def _sights(self) -> dict[int, Sight]:
-        """Cache of the conflicts already described."""
-        return {}
 
     @cached_property
     def cost(self) -> Cost:
@@ -122,18 +109,10 @@ class Study:
     # -- words ---------------------------------------------------------------------------------------------------
 
     def words(self, decision: Decision) -> str:
-        """`batch over data`."""
-        return short(self.problem, decision, self._sides(decision) if isinstance(decision, Shard) else "")
-
-    def _sides(self, decision: Shard) -> str:
-        """` as f32[4,128,128].1`: the dimension it splits if an array has it twice."""
-        resolutions = self.problem.dimensions.groups[decision.group].resolutions
-        texts = []
-        for resolution, side in zip(resolutions, decision.sides, strict=False):
-            if resolution not in self._sights:
-                self._sights[resolution] = sight(self.problem, resolution)
-            texts.append(self._sights[resolution].called(side))
-        return f" ({', '.join(texts)})" if texts else ""
+        """`batch over data`, `seq (f32[4,128,128].1) over model`: with the dimension it splits where an array has it
+        twice."""
+        sides = [name for _, name in sides_of(self.problem, decision)] if isinstance(decision, Shard) else []
+        return short(self.problem, decision, f" ({', '.join(sides)})" if sides else "")
 
     def numbered(self, number: int) -> str:
         """`decision 3 (batch over data)`."""
