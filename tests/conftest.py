@@ -111,7 +111,6 @@ SLOW = {
     "test_sweep",
     "test_three_forms",
     "test_tight_memory",
-    "test_ulysses",
     "test_verify",
     "test_verify_lapack",
     "test_written",

@@ -33,14 +33,14 @@ def summed_sorts(*arrays: Any) -> Any:
     return sum(jnp.sort(x @ x.T, axis=k % 2).sum() for k, x in enumerate(arrays))
 
 
-def attention(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> Any:
-    q, k, v = ((x @ w).reshape(*x.shape[:2], 4, -1) for w in (wq, wk, wv))
+def attention(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, heads: int = 4) -> Any:
+    q, k, v = ((x @ w).reshape(*x.shape[:2], heads, -1) for w in (wq, wk, wv))
     scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
     return x + jnp.einsum("bhqk,bkhd->bqhd", scores, v).reshape(x.shape) @ wo
 
 
-def block(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, up: Any, down: Any) -> Any:
-    x = attention(x, wq, wk, wv, wo)
+def block(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, up: Any, down: Any, heads: int = 4) -> Any:
+    x = attention(x, wq, wk, wv, wo, heads)
     return x + jax.nn.relu(x @ up) @ down
 
 

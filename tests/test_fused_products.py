@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from brute_force import best_of_all
 from jax import lax
+from one_meaning import disagreements, plans_of
 from programs import arg, evaluator_of, problem_of, round_mesh, source_of, source_of_text
 from small_programs import PROGRAMS, Small
 from sweeps import sweep
 
-from benchmarks.law import differing, plans_of, statements
 from toast_cli import xla
 from toast_cli.ask_xla.compile import virtual_devices
 from toast_cli.ask_xla.confirm import Compiled, Compiler
@@ -241,9 +241,8 @@ def test_evaluator_lowering_and_report_say_the_same(name: str) -> None:
     forward, shapes = CASES[name]
     source = with_parts(source_of(partial(trained, forward), *shapes))
     evaluator = evaluator_of(source, round_mesh(data=4, model=2))
-    for plan in plans_of(evaluator.problem, ()).values():
-        said = statements(source, evaluator, plan)
-        assert [differing(said[who], said["lowered"]) for who in said] == [""] * len(said)
+    for plan in plans_of(evaluator.problem).values():
+        assert disagreements(source, evaluator, plan) == []
 
 
 def wide(folder: Path) -> str:

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import pytest
 from emitted import emit
 from jax import lax
+from one_meaning import disagreements
 from programs import Case, arg, case_of
 from run_here import wrong_in
 from sweeps import sweep
 
-from benchmarks.law import differing, statements
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import Dialect, collectives_after_partitioning
 from toast_cli.ask_xla.verdict import compare_traffic
@@ -212,8 +212,7 @@ def test_what_loops_only_read_is_moved_once(name: str) -> None:
     kinds = {kind for kind, *_ in PROGRAMS[name][2]}
     moves = [one for one in case.lowered(plan).collectives if one.kind in kinds]
     assert sorted((one.kind, one.local_bytes, one.runs, one.edge) for one in moves) == sorted(PROGRAMS[name][2])
-    said = statements(case.source, case.evaluator, plan)
-    assert [who for who in said if differing(said[who], said["lowered"])] == []
+    assert disagreements(case.source, case.evaluator, plan) == []
 
 
 FORMS: tuple[Dialect, ...] = ("stablehlo", "hlo")

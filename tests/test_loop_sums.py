@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import pytest
 from emitted import emit, emit_shardy
 from jax import lax
+from one_meaning import disagreements
 from programs import Case, arg, case_of
 from run_here import wrong_in
 from sweeps import sweep
 
-from benchmarks.law import differing, statements
 from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import Dialect, collectives_after_partitioning
@@ -149,8 +149,7 @@ def test_sums_are_reduced_behind_loops(name: str) -> None:
     assert len(lowered.carried) == carried
     found = [(kind, ",".join(axes), round(size), count) for kind, axes, size, count in case.collectives(plan)]
     assert sorted(one for one in found if one[2] > 4) == sorted(expected)
-    said = statements(case.source, case.evaluator, plan)
-    assert [who for who in said if differing(said[who], said["lowered"])] == []
+    assert disagreements(case.source, case.evaluator, plan) == []
     behind = [one for one in lowered.collectives if one.edge == "behind"]
     assert len({one.op for one in behind}) == (2 if name == "two loops" else min(carried, 1))  # an outer loop's
 

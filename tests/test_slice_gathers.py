@@ -1,4 +1,4 @@
-"""All-gathers over a whole slice, as `python benchmarks/gathers.py` saw them compiled."""
+"""All-gathers over a whole slice, as `python -m benchmarks.singles` saw them compiled."""
 
 from __future__ import annotations
 

@@ -410,7 +410,7 @@ def making_whole(
     XLA recomputes a fused array in each kernel that reads it, and only the part that the kernel needs: the slice that
     selects a device's shard moves up through the fusion. If kernels take different shards, or one takes a shard and
     another the whole array, no slice moves, and each device computes and writes the array in the sharding in which it
-    is made (libtpu 0.0.42.1 for v5e and v4, `python benchmarks/unsliced.py`: two products that read a quarter of
+    is made (libtpu 0.0.42.1 for v5e and v4, `python -m benchmarks.singles`: two products that read a quarter of
     bf16[4,12,512,512] each take 133 us where they take different quarters, 92 where they take the same).
 
     Args:

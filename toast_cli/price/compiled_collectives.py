@@ -85,7 +85,7 @@ def stays_slice_gather(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ..
     """Whether the chip's compiler keeps an all-gather over `axes` whose result has `size` bytes on each device.
 
     Over all devices of a large slice it becomes an all-reduce of the local piece padded with zeros, which uses all
-    links at once. `python benchmarks/gathers.py` compiles gathers by libtpu 0.0.42.1: from 64 devices on, not of 32; on
+    links at once. `python -m benchmarks.singles` compiles gathers by libtpu 0.0.42.1: from 64 devices on, not of 32; on
     v4 and v5p of every size that was tried (64 MiB), on v5e and v6e for results of up to 16 MiB before narrowing.
     """
     limits = profile.slice_gathers

@@ -250,7 +250,7 @@ def has_small_windows(profile: CompilerProfile, rows: float, columns: float, bit
     scratch memory; otherwise XLA recompiles the kernel with small windows (`retry_count` in its text), which are six
     times slower, as slow as elementwise work on the same bytes. So 1024 x 4096 and 2048 x 8192 elements are added to at
     5.5 TB/s on v5e, and 1536 x 4096 at 0.9. 100 of 103 shapes compiled for v5e follow this rule (`python -m
-    benchmarks.resident v5e-16` has some); v4 and v5p have no such effect, and on v6e windows cost less.
+    benchmarks.singles` has some); v4 and v5p have no such effect, and on v6e windows cost less.
     """
     most, own = profile.on_chip.window_bytes, profile.on_chip.own_bytes
     if "accumulator-windows" not in profile.passes or not most:

@@ -44,7 +44,7 @@ ESTIMATED = {
 # device memory's. It lets an array wait there for 8 refills (`xla_tpu_cmem_max_overlap_to_mem_size_async_copy_ratio`)
 # of its own estimate of time; plans take about three times what an ideal split of all work would, which is what
 # `refills` are counted in. `speed`: cycles of a Haiku LSTM's products of weights in on-chip memory (unmeasured for
-# v5p). `vector_speed`, `window_bytes`: `python -m benchmarks.resident`.
+# v5p). `vector_speed`, `window_bytes`: `python -m benchmarks.singles`.
 ON_CHIP = {
     name: OnChip(mib * MIB, 0.75, 3.0, speed, vector_speed, 16 * MIB, window * MIB)
     for name, mib, speed, vector_speed, window in (
@@ -103,7 +103,7 @@ SOURCES = {
     "17.4 where one side is on the chip, 13.1 for slices; for v5e 28.8, one side on the chip; less reads and writes",
     "packed_part": f"single convolutions compiled by {VERSION}: on v5e 0.73 forward and 0.98 of gradients, of which "
     "the fit programs' ResNet bears the smaller; on v6e 1.0 to 1.3; others as v5e",
-    "slice_gathers": "`python benchmarks/gathers.py`",
+    "slice_gathers": "`python -m benchmarks.singles`",
     "product_bits": "XLA's default precision of f32 products on TPUs: one pass in bf16",
     "scatter_bytes": f"segment sums compiled by {VERSION} for v5e: 16 to 512 features, 2,048 to 65,536 rows",
     "scatter_tiles": f"sums over 2 to 16 devices compiled by {VERSION}: the limit is between the primes "
@@ -113,7 +113,7 @@ SOURCES = {
 }
 ON_CHIP_SOURCE = (
     f"dumps of {VERSION}'s memory-space assignment; fitted to fit programs of benchmarks/data/memory.jsonl; kernels "
-    "that stay there: `python -m benchmarks.resident`"
+    "that stay there: `python -m benchmarks.singles`"
 )
 
 
