@@ -30,8 +30,8 @@ from toast_cli.frontend import load
 from toast_cli.hardware import Mesh, load_spec
 from toast_cli.pipeline import partition
 from toast_cli.report.comparison import compare, with_contender
-from toast_cli.report.explain import Study
 from toast_cli.report.explain.annotated import explain_annotated
+from toast_cli.report.explain.study import Study
 from toast_cli.request import Request
 
 SPEC = load_spec("v5e-8")

@@ -15,9 +15,8 @@ from report_sample import make_report
 from toast_cli.plan.decisions import Plan
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.report.build import _decision
-from toast_cli.report.explain import Study
 from toast_cli.report.explain.answers import explain
-from toast_cli.report.explain.study import stored_plan
+from toast_cli.report.explain.study import Study, stored_plan
 from toast_cli.report.model import to_bytes
 from toast_cli.report.terminal import _local_sizes
 from toast_cli.report.words import summary

@@ -27,9 +27,8 @@ from toast_cli.program.quantities import format_bytes, format_seconds
 from toast_cli.report.arrays import together
 from toast_cli.report.build import collective_facts
 from toast_cli.report.command_tables import explanation_blocks
-from toast_cli.report.explain import Explanation, Study
 from toast_cli.report.explain.answers import explain
-from toast_cli.report.explain.study import SCHEMA, stored_plan, stored_request
+from toast_cli.report.explain.study import SCHEMA, Explanation, Study, stored_plan, stored_request
 from toast_cli.report.model import to_bytes
 from toast_cli.report.words import ConflictExample, conflict_examples, rows_of
 from toast_cli.request import Request

@@ -16,8 +16,8 @@ from toast_cli.plan.decisions import LOOK_UPS, Plan
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.price.memo import OpShardingMemo
 from toast_cli.program.ops import GATHER, SCATTER
-from toast_cli.report.explain import Study
 from toast_cli.report.explain.answers import explain
+from toast_cli.report.explain.study import Study
 from toast_cli.report.words import decision_text
 
 VOCAB, EMBED, BATCH, SEQ = 64, 32, 8, 16

@@ -20,7 +20,6 @@ from toast_cli.hardware import written_shape
 from toast_cli.pipeline import Outcome, briefly, plan_given
 from toast_cli.plan.decisions import Plan
 from toast_cli.price.memory_fit import NO
-from toast_cli.program.model import Program
 from toast_cli.report.model import MemberFacts, TogetherFacts
 from toast_cli.request import WITH_OPTION, Request
 
@@ -110,7 +109,8 @@ def _planned_together(names: Sequence[str], runs: Sequence[int], planned: Planne
     for k in range(len(names)):
         alone.append(planned(k, None, None, _interrupted(alone)))
     # Paths of the arguments that all programs have, in the same shape and type.
-    types = [_named(outcome.source.program) for outcome in alone]
+    programs = [outcome.source.program for outcome in alone]
+    types = [{a.path: str(program.values[a.value]) for a in program.arguments if a.path} for program in programs]
     shared = frozenset(path for path, kind in types[0].items() if all(of.get(path) == kind for of in types))
     if not shared:
         hint = "arguments are shared that have the same name and type; the programs' arguments: "
@@ -133,20 +133,15 @@ def _planned_together(names: Sequence[str], runs: Sequence[int], planned: Planne
     ]
     facts = TogetherFacts(len(shared), _seconds(best.outcomes, runs), _seconds(alone, runs), members)
     limits = _limits(best.outcomes, alone, shared)
-    return tuple(_told(outcome, facts, limit) for outcome, limit in zip(best.outcomes, limits, strict=True))
+    return tuple(_with_facts(outcome, facts, limit) for outcome, limit in zip(best.outcomes, limits, strict=True))
 
 
-def _told(outcome: Outcome, facts: TogetherFacts, limit: int) -> Outcome:
+def _with_facts(outcome: Outcome, facts: TogetherFacts, limit: int) -> Outcome:
     """The outcome with the facts of all programs; it does not fit if it needs more than what the others leave it."""
     report = replace(outcome.report, together=facts)
     if outcome.result.cost.peak_bytes > limit:
         report = replace(report, predicted=replace(report.predicted, limit_bytes=limit, fits=False, fit=NO))
     return replace(outcome, report=report)
-
-
-def _named(program: Program) -> dict[str, str]:
-    """Path of each argument that has one -> its type."""
-    return {argument.path: str(program.values[argument.value]) for argument in program.arguments if argument.path}
 
 
 def _best_attempt(alone: Sequence[Outcome], shared: frozenset[str], runs: Sequence[int], planned: Planner) -> Attempt:

@@ -200,7 +200,8 @@ class Plan:
         This is the form of EasyLM's `match_partition_rules` and of big_vision; paths are written
         `state/params/layers/0/w`. The last rule is for all replicated arrays.
         """
-        rules = rules_of(self._named_specs())
+        results = [_named_spec(result.name, result.sharding) for result in self.report.results if result.name]
+        rules = rules_of([*self._argument_specs(), *results])
         by_path = [(slash_expression(pattern), partition_spec(spec)) for pattern, spec in rules]
         return [*by_path, (".*", partition_spec([]))]
 
@@ -276,10 +277,6 @@ class Plan:
         if argument not in roots:
             raise UsageError(f"the program has no argument {argument!r}", hint=f"its arguments: {', '.join(roots)}")
         return arrays
-
-    def _named_specs(self) -> list[InterfaceArray]:
-        results = (_named_spec(result.name, result.sharding) for result in self.report.results if result.name)
-        return [*self._argument_specs(), *results]
 
     def _argument_specs(self) -> list[InterfaceArray]:
         return [_named_spec(argument.name, argument.sharding) for argument in self.report.arguments if argument.name]

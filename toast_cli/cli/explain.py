@@ -14,7 +14,7 @@ from toast_cli.cli.running import OK, json_target, progress_line, say, show
 
 if TYPE_CHECKING:
     from toast_cli.pipeline import Outcome
-    from toast_cli.report.explain import Explanation, Study
+    from toast_cli.report.explain.study import Explanation, Study
     from toast_cli.request import Request
 
 
@@ -82,9 +82,8 @@ def explain(
     from toast_cli import pipeline
     from toast_cli.price.evaluator import Evaluator
     from toast_cli.report.command_tables import explanation_blocks, explanation_line
-    from toast_cli.report.explain import Study
     from toast_cli.report.explain.answers import explain as answer
-    from toast_cli.report.explain.study import stored_plan
+    from toast_cli.report.explain.study import Study, stored_plan
 
     with progress_line(wanted=not quiet) as progress:
         outcome = pipeline.partition(request, progress)

@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -163,13 +163,10 @@ def sweep(
 
     from toast_cli.report import command_tables
 
-    rows, interrupted = _run(points, jobs, targets, fresh, quiet)
-
+    with open_log(jsonl, fresh=fresh) as log:
+        rows, interrupted = _run(points, jobs, log, quiet)
     rows = command_tables.ranked(rows, best_by.value if best_by is not None else None)
-    for option, write in (
-        ("--csv", command_tables.to_csv),
-        ("--json", command_tables.to_json),
-    ):
+    for option, write in (("--csv", command_tables.to_csv), ("--json", command_tables.to_json)):
         if option in targets:
             write_target(targets[option], write(rows))
     _show(rows, to_stderr=any(target.is_stdout for target in targets.values()), quiet=quiet)
@@ -183,35 +180,23 @@ def sweep(
     return OK if all(row.program in fitting for row in rows) else DOES_NOT_FIT
 
 
-def _run(
-    points: Sequence[SweepPoint],
-    jobs: int,
-    targets: dict[str, Target],
-    fresh: bool,
-    quiet: bool,
-) -> tuple[list[SweepRow], bool]:
+def _run(points: Sequence[SweepPoint], jobs: int, log: SweepLog, quiet: bool) -> tuple[list[SweepRow], bool]:
     """(the rows in the order of the points, True if Ctrl-C ended it early)."""
-
+    done = {number: log.finished[point.key] for number, point in enumerate(points) if point.key in log.finished}
+    if done and not quiet:
+        say("note", f"{len(done)} of {len(points)} points are done already")
+    numbers = [number for number in range(len(points)) if number not in done]
+    waiting = [points[number] for number in numbers]
+    # Points of one machine are neighbours, too, if there are processes for several chains of them.
+    chains = [(p.request.program, p.request.seed, p.request.mesh if jobs > 1 else "") for p in waiting]
+    results = run_all(waiting, PointRunner, jobs, chains)
     interrupted = False
-    with ExitStack() as stack:
-        log = stack.enter_context(open_log(targets["--jsonl"].path, fresh=fresh)) if "--jsonl" in targets else None
-        finished = log.finished if log is not None else {}
-        done = {number: finished[point.key] for number, point in enumerate(points) if point.key in finished}
-        if done and not quiet:
-            say("note", f"{len(done)} of {len(points)} points are done already")
-        left = [number for number in range(len(points)) if number not in done]
-        waiting = [points[number] for number in left]
-        # Points of one machine are neighbours, too, if there are processes for several chains of them.
-        chains = [(p.request.program, p.request.seed, p.request.mesh if jobs > 1 else "") for p in waiting]
-        results = run_all(waiting, PointRunner, jobs, chains)
-        try:
-            for place, result in counted(results, len(left), "points", wanted=not quiet):
-                number = left[place]
-                row = done[number] = _finished_row(points[number], result)
-                if log is not None:
-                    log.append(row)
-        except KeyboardInterrupt:
-            interrupted = True
+    try:
+        for place, result in counted(results, len(waiting), "points", wanted=not quiet):
+            row = done[numbers[place]] = _finished_row(waiting[place], result)
+            log.append(row)
+    except KeyboardInterrupt:
+        interrupted = True
     return [done[number] for number in sorted(done)], interrupted
 
 
@@ -426,7 +411,7 @@ class PointRunner:
 class SweepLog:
     """An open file of results. `finished`: key -> the row of a point that need not be repeated."""
 
-    def __init__(self, file: IO[bytes], finished: dict[str, SweepRow]) -> None:
+    def __init__(self, file: IO[bytes] | None, finished: dict[str, SweepRow]) -> None:
         self.finished = finished
         self._file = file
 
@@ -434,6 +419,8 @@ class SweepLog:
         """Appends one line; it is handed to the system whole before this returns."""
         from toast_cli.report.command_tables import ROW_SCHEMA
 
+        if self._file is None:
+            return
         facts = {key: value for key, value in asdict(row).items() if key not in ("best", "front")}
         line = json.dumps({"schema": ROW_SCHEMA, **facts}, ensure_ascii=False, allow_nan=False) + "\n"
         self._file.write(line.encode("utf-8", "backslashreplace"))
@@ -441,15 +428,16 @@ class SweepLog:
 
 
 @contextmanager
-def open_log(path: str, *, fresh: bool = False) -> Iterator[SweepLog]:
+def open_log(path: str | None, *, fresh: bool = False) -> Iterator[SweepLog]:
     """The log at `path` (`-`: stdout, which is only written), locked against other sweeps; `fresh` empties it first.
+    Without a path, a log that keeps nothing.
 
     An incomplete last line is removed. Raises UsageError for a file with other content, or one that another sweep is
     writing.
     """
-    if path == "-":
+    if path is None or path == "-":
         sys.stdout.flush()
-        yield SweepLog(sys.stdout.buffer, {})
+        yield SweepLog(None if path is None else sys.stdout.buffer, {})
         return
     if Path(path).exists() and not Path(path).is_file():
         raise UsageError(f"{path} is not a file", where=JSONL_OPTION, hint="give a file, or - for stdout")

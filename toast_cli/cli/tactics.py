@@ -51,7 +51,7 @@ def tactics(
 
     own = TACTICS if file is None else read_tactics(file)
     if program is None or mesh is None:
-        drawn = command_tables.known(own.values(), STRATEGIES)
+        drawn = command_tables.all_tactics(own.values(), STRATEGIES)
         facts: object = {
             "tactics": [{"name": t.name, "about": t.about} for t in own.values()], "strategies": list(STRATEGIES),
             "aliases": ALIASES,
@@ -62,7 +62,7 @@ def tactics(
         problem = problem_of(program, mesh, given["mesh_shape"], dims=given["dim"] or ())
         surveyed = survey(problem, own.values())
         plans, reasons = applicable(problem)
-        drawn = command_tables.applying(surveyed, problem.mesh.names, reasons, list(plans))
+        drawn = command_tables.applicable_tactics(surveyed, problem.mesh.names, reasons, list(plans))
         facts = {"tactics": [*map(asdict, surveyed)], "strategies": list(plans), "not_applicable": reasons}
     show(lambda _: drawn, facts, targets)
     return 0

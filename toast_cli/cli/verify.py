@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toast_cli.base.errors import UsageError
-from toast_cli.base.files import Format, Target, check_targets, write_target
+from toast_cli.base.files import Format, check_targets, write_target
 from toast_cli.cli import options
-from toast_cli.cli.running import BAD_INPUT, CHECK_FAILED, OK
+from toast_cli.cli.running import BAD_INPUT, CHECK_FAILED, OK, json_target
 from toast_cli.request import CompilerName
 
 if TYPE_CHECKING:
     from toast_cli.ask_xla.verdict import Judge
     from toast_cli.pipeline import Outcome
-    from toast_cli.plan.partitioned import Promises
 
 
 EXITS = {"agreed": OK, "disagreed": CHECK_FAILED, "unchecked": BAD_INPUT}
@@ -62,8 +61,8 @@ def verify(
     from toast_cli.report.command_tables import print_verdict
     from toast_cli.report.model import read_report, write_json
 
-    output = Target("--json", json) if json is not None else None
-    check_targets([output] if output else [], [path for path in (program, report, against) if path])
+    targets = json_target(json)
+    check_targets(targets, [path for path in (program, report, against) if path])
     promises = read_report(report).promises if report is not None else None
     if not mesh and promises is not None:  # the report's machine, if that is a built-in specification
         from toast_cli.hardware import load_spec, needs_no_file
@@ -73,23 +72,18 @@ def verify(
             mesh = promises.machine
     judge = judge_of(mesh, compiler, "--compiler")
     target = judge.target
-    content, form, axes = partitioned_program(program, _axes(promises))
+    content, form, axes = partitioned_program(program, promises.axes if promises else None)
     if target is not None and target.devices != prod(axes.values()):
         raise UsageError(
             f"{mesh} has {target.devices} devices, the program is partitioned over {prod(axes.values())}",
             where="--mesh", hint="name the machine that it was partitioned for",
         )  # fmt: skip
-    verdict = check(
-        content, form, axes, original_bytes(against, given["dim"] or ()) if against else None, promises, judge
-    )
-    if output is not None:
+    original = original_bytes(against, given["dim"] or ()) if against else None
+    verdict = check(content, form, axes, original, promises, judge)
+    for output in targets:
         write_target(output, write_json(verdict.to_json()))
     print_verdict(verdict, sys.stderr if json == "-" else sys.stdout, quiet=quiet)
     return EXITS[verdict.outcome]
-
-
-def _axes(promises: Promises | None) -> dict[str, int] | None:
-    return promises.axes if promises else None
 
 
 def judge_of(mesh: str | None, compiler: CompilerName | None, option: str) -> Judge:
@@ -116,14 +110,6 @@ def verify_outcome(
 
     promises = outcome.report.promises
     original = xla.write_bytecode((outcome.original or outcome.source).module)
-    verdict = check(
-        content,
-        "hlo" if form == Format.hlo else "stablehlo",
-        promises.axes,
-        original,
-        promises,
-        judge,
-    )
-    stream = sys.stderr if to_stderr else sys.stdout
-    print_verdict(verdict, stream, quiet=quiet)
+    verdict = check(content, "hlo" if form == Format.hlo else "stablehlo", promises.axes, original, promises, judge)
+    print_verdict(verdict, sys.stderr if to_stderr else sys.stdout, quiet=quiet)
     return EXITS[verdict.outcome]

@@ -369,26 +369,17 @@ def _blocks_of(verdict: CheckVerdict, every: bool) -> list[RenderableType]:
     if verdict.hint:
         head.add_row("", Text(f"hint: {verdict.hint}", style.LABEL))
     parts: list[RenderableType] = [head]
-    checks = verdict.checks if every else verdict.failures
-    if checks:
-        parts.append(style.indented(_table(checks)))
+    if checks := verdict.checks if every else verdict.failures:
+        figures = "found" if any(check.found.endswith(COMPILED) for check in checks) else "predicted"
+        heads = [("", "left"), ("", "fold"), (figures, "right"), ("allowed", "fold")]
+        words = [Text(*_WORDS[PASSED if check.passed else FAILED]) for check in checks]
+        rows = [(word, check.name, check.found, check.allowed) for word, check in zip(words, checks, strict=True)]
+        parts.append(style.indented(style.table(heads, rows)))
     if verdict.drift:
-        drift = style.section(f"plan drift since {verdict.against}", *map(_drift_line, verdict.drift))
-        parts.append(style.indented(drift))
+        looks = {"-": style.BAD, "+": style.GOOD, "~": style.WARNING}
+        lines = [Text(line, looks.get(line[:1], style.LABEL)) for line in verdict.drift]
+        parts.append(style.indented(style.section(f"plan drift since {verdict.against}", *lines)))
     return parts
-
-
-def _table(checks: Sequence[Check]) -> RenderableType:
-    """One row per check, the failed ones in red."""
-    figures = "found" if any(check.found.endswith(COMPILED) for check in checks) else "predicted"
-    rows = [
-        (Text(*_WORDS[PASSED if check.passed else FAILED]), check.name, check.found, check.allowed) for check in checks
-    ]
-    return style.table([("", "left"), ("", "fold"), (figures, "right"), ("allowed", "fold")], rows)
-
-
-def _drift_line(line: str) -> Text:
-    return Text(line, {"-": style.BAD, "+": style.GOOD, "~": style.WARNING}.get(line[:1], style.LABEL))
 
 
 def _title(verdict: CheckVerdict) -> str:

@@ -308,7 +308,7 @@ def _outcome(row: SweepRow, axes: Sequence[str]) -> Text:
 _LISTED = 8
 
 
-def known(tactics: Iterable[Tactic], strategies: Sequence[str]) -> list[RenderableType]:
+def all_tactics(tactics: Iterable[Tactic], strategies: Sequence[str]) -> list[RenderableType]:
     """Every tactic with its description and aliases; every strategy."""
     rows = style.table([("", "left"), ("", "fold")])
     for tactic in tactics:
@@ -322,7 +322,7 @@ def known(tactics: Iterable[Tactic], strategies: Sequence[str]) -> list[Renderab
     ]
 
 
-def applying(
+def applicable_tactics(
     surveyed: Sequence[Applies], axes: Sequence[str], reasons: Mapping[str, str], plans: Sequence[str]
 ) -> list[RenderableType]:
     """The effect of each tactic on one program, and the strategies that apply."""

@@ -146,12 +146,6 @@ def role_name(problem: Problem, decision: Replicate) -> str:
     return slash_path(problem.roles[decision.role])
 
 
-def kept_text(problem: Problem, decision: Replicate) -> str:
-    """`weights replicated`: the arguments of a decision, and how they are stored."""
-    role = role_name(problem, decision)
-    return f"{role} {_KEPT.get(role, 'replicated')}"
-
-
 def short(problem: Problem, decision: Decision, sides: str | None = None) -> str:
     """`batch over data`, `ff (only in ops with heads) over model`, `weights replicated over data`.
 
@@ -160,7 +154,8 @@ def short(problem: Problem, decision: Decision, sides: str | None = None) -> str
     """
     axis = problem.mesh.names[decision.axis]
     if isinstance(decision, Replicate):
-        return f"{kept_text(problem, decision)} over {axis}"
+        role = role_name(problem, decision)
+        return f"{role} {_KEPT.get(role, 'replicated')} over {axis}"
     if sides is None:
         numbers = "/".join("-" if side == ASIDE else str(side) for side in decision.sides)
         sides = f" (side {numbers})" if any(decision.sides) else ""

@@ -3,8 +3,3 @@ contents of the memory peak.
 
 Every figure is the cost of a whole plan that differs in the one thing explained; nothing else is searched again.
 """
-
-from toast_cli.report.explain.study import Change as Change
-from toast_cli.report.explain.study import Explanation as Explanation
-from toast_cli.report.explain.study import Item as Item
-from toast_cli.report.explain.study import Study as Study

@@ -86,10 +86,10 @@ def _merged(step: Step) -> Iterator[Slice]:
     least = step.seconds / _SLICES
     waiting: dict[int, Slice] = {}
     for part in step.slices:
-        held = waiting.pop(part.lane, None)
-        if held is not None and held.seconds < least and part.seconds < least:
-            part = replace(held, seconds=held.seconds + part.seconds, runs=held.runs + part.runs, name="several")
-        elif held is not None:
-            yield held
+        last = waiting.pop(part.lane, None)
+        if last is not None and last.seconds < least and part.seconds < least:
+            part = replace(last, seconds=last.seconds + part.seconds, runs=last.runs + part.runs, name="several")
+        elif last is not None:
+            yield last
         waiting[part.lane] = part
     yield from waiting.values()
