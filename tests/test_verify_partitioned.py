@@ -320,7 +320,7 @@ def test_a_targets_own_partitioner_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(xla, "tpu_devices", lambda topology, megacore, slices: [topology, megacore, "a third"])
     target = CompilationTarget("tpu", "v4:1x2x1", 2, megacore=True, partitions_only=True)
-    answer = compile_here(PRODUCT.replace(b"RESULT", b""), "stablehlo", target, True, {})
+    answer = compile_here(PRODUCT.replace(b"RESULT", b""), "stablehlo", target, {})
     assert not compiled.is_set()
     answered.set()
     assert asked == {

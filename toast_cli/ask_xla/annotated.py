@@ -251,7 +251,6 @@ def _helpers(stacks: list[Frames], skipped: frozenset[str]) -> frozenset[str]:
 
 
 # ---------------------------------------------------------------- intermediate shardings
-# Finds an intermediate sharding if XLA cannot reshard directly from one sharding to another.
 
 
 @dataclass(frozen=True)

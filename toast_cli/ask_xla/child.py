@@ -7,7 +7,6 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,7 @@ def ask(task: Callable[..., Any], *arguments: Any, timeout_seconds: float = 600.
         timer.daemon = True
         timer.start()
         try:
-            with closing(
-                outcomes(task, [arguments], environment=environment(folder), log=stderr, running=running)
-            ) as answers:
-                outcome = next(answers)
+            (outcome,) = outcomes(task, [arguments], environment=environment(folder), log=stderr, running=running)
         except ChildError as error:  # there is no process
             return Failure(error.reason, aborted=True)
         finally:

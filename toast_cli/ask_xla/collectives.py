@@ -18,8 +18,6 @@ from toast_cli.hardware.model import Groups, along, as_groups, axes_of_groups, c
 from toast_cli.price.collectives import KINDS
 
 # ---------------------------------------------------------------- compiled modules
-# Reads the collectives of a compiled module.
-#
 # Combined collectives count array by array. XLA:TPU hides reduce-scatters in fusions that call `%all-reduce-scatter…`.
 # It repeats an asynchronous collective, with one channel, in each computation that overlaps with it (JAX gives all
 # collectives of a `shard_map` one channel; their source locations tell them apart). It pads the operand of a
@@ -204,8 +202,6 @@ def result_sizes(kind: str, node: Node) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------- replica groups
-# Finds the mesh axes of a collective from the replica groups in its HLO text.
-#
 # Groups are written `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)`, or `mesh['axis_0'=4,'axis_1'=2] {'axis_0'}` with an
 # optional `device_ids=([4,2]T(1,0))`. A program for several TPU slices names the devices of one slice, and all slices
 # do alike; transfers between slices have a `_xla_megascale_target`: `"{1,2}x{0:15}"` (slices, devices of each), or

@@ -20,11 +20,13 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from toast_cli import xla
 from toast_cli.ask_xla.child import Failure, ask
 from toast_cli.ask_xla.collectives import CompiledCollective, partitioned_collectives
 from toast_cli.ask_xla.hlo_text import cycles_of, graphs
 from toast_cli.base.errors import MissingExtraError, UsageError
 from toast_cli.frontend.convert import leaves_of, mark_host_memory
+from toast_cli.frontend.formats import parse_here
 from toast_cli.frontend.trips import state_trips
 from toast_cli.hardware import Spec, gpu_target_text
 
@@ -72,8 +74,6 @@ class CompilationTarget:
 
     def find_devices(self) -> list[Any]:
         """XLA's descriptions of its devices; imports jax."""
-        from toast_cli import xla
-
         if self.platform == "cpu":
             return xla.cpu_devices(self.devices)
         if self.platform == "gpu":
@@ -173,7 +173,6 @@ def compile_for(
     form: Dialect | Literal["any"],
     target: CompilationTarget,
     *,
-    shardy: bool | None = None,
     options: dict[str, str] | None = None,
     timeout_seconds: float = 3600.0,
 ) -> Answer | Failure:
@@ -182,11 +181,9 @@ def compile_for(
     A program for which XLA:GPU has no Triton tiles is compiled without Triton.
 
     Args:
-        form: "any" is any of the formats that toast reads. shardy: whether Shardy or GSPMD propagates; None: by the
-            format. options: XLA's own, by name.
+        form: "any" is any of the formats that toast reads. options: XLA's own, by name.
     """
-    program = (content, form, target, form != "hlo" if shardy is None else shardy)
-    options = options or {}
+    program, options = (content, form, target), options or {}
     reply = ask(compile_here, *program, options, timeout_seconds=timeout_seconds)
     if isinstance(reply, Failure) and target.platform == "gpu" and _NO_TILES in reply.reason:
         reply = ask(compile_here, *program, {**WITHOUT_TRITON, **options}, timeout_seconds=timeout_seconds)
@@ -201,14 +198,13 @@ def collectives_after_partitioning(
     form: Dialect,
     axes: dict[str, int],
     *,
-    shardy: bool | None = None,
     target: CompilationTarget | None = None,
     timeout_seconds: float = 600.0,
 ) -> list[CompiledCollective] | Failure:
     """The collectives XLA's partitioner adds to a program for a mesh, by kind, axes and bytes, loops counted; None for
     virtual CPU devices. See `collectives`."""
     target = replace(target or virtual_devices(prod(axes.values())), partitions_only=True)
-    answer = compile_for(content, form, target, shardy=shardy, timeout_seconds=timeout_seconds)
+    answer = compile_for(content, form, target, timeout_seconds=timeout_seconds)
     if isinstance(answer, Failure):
         return answer
     return partitioned_collectives(answer.hlo_text, tuple(axes), tuple(axes.values()))
@@ -217,19 +213,14 @@ def collectives_after_partitioning(
 # -- in the child -----------------------------------------------------------------------------------------------------
 
 
-def compile_here(content: bytes, form: str, target: CompilationTarget, shardy: bool, options: dict[str, str]) -> Answer:
-    """The answer, in this process."""
-    from toast_cli import xla
-    from toast_cli.frontend.formats import parse_here
-
+def compile_here(content: bytes, form: str, target: CompilationTarget, options: dict[str, str]) -> Answer:
+    """The answer, in this process. GSPMD propagates in HLO, unless that says that Shardy is to, Shardy in all else."""
     program = as_stablehlo(content, form)
     if form == "any":
-        written, module = parse_here(program, "the program")
-        shardy = (
-            not written.startswith("hlo") or b"xla.sdy.meshes" in program
-        )  # HLO that Shardy is to propagate says so
+        form, module = parse_here(program, "the program")
     else:
         module = xla.parse_module(xla.make_context(), program)
+    shardy = not form.startswith("hlo") or b"xla.sdy.meshes" in program
     state_trips(module)
     program, devices = xla.write_bytecode(module), target.find_devices()
     options = {**(GPU_OPTIONS if target.platform == "gpu" else {}), **options}
@@ -295,8 +286,6 @@ def _after_pass(done: str, compiled: Callable[[dict[str, str | bool]], Any], dum
 
 def as_stablehlo(content: bytes, form: str) -> bytes:
     """StableHLO of a program in StableHLO or HLO."""
-    from toast_cli import xla
-
     if form != "hlo":
         return content
     proto = xla.hlo_text_to_proto(content.decode())

@@ -134,7 +134,7 @@ def collective_time(mesh: Mesh, collective: CompiledCollective) -> float:
 
 
 # ---------------------------------------------------------------- inputs and outputs
-# Inputs and outputs of a confirmation. Bytes and seconds are per device and run of the program.
+# Bytes and seconds are per device and run of the program.
 
 CompileOutcome = Literal["compiled", "out of memory", "refused", "timed out"]
 

@@ -19,7 +19,6 @@ from toast_cli.frontend.trips import RUNS, numbers_of
 from toast_cli.program.model import DTYPE_BITS
 
 # ---------------------------------------------------------------- parsing
-# A minimal parser of HLO text: computations, their instructions, and the places in the source that they come from.
 
 _HEADER = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\{$|^(ENTRY )?%?([^\s(]+) \{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([^\s=]+) = ")
@@ -205,9 +204,7 @@ def place_of(attributes: str, frames: dict[int, str]) -> str:
 
 
 # ---------------------------------------------------------------- graphs
-# Compiled HLO text as graphs: users, run counts, and integers that depend on the partition id alone.
-#
-# From integers of the partition id, a partitioned program computes the offset of a device's shard.
+# From integers of the partition id alone, a partitioned program computes the offset of a device's shard.
 
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([^\s,})]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([^\s,]+), false_computation=%?([^\s,]+)")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from toast_cli import xla
 from toast_cli.ask_xla.child import Failure, ask, free_bytes
 from toast_cli.ask_xla.compile import Dialect, as_stablehlo
+from toast_cli.emit.hlo import with_dense_products
 from toast_cli.frontend import attributes as foreign
 from toast_cli.program.model import dtype_of
 from toast_cli.program.ops import DYNAMIC_UPDATE_SLICE, RAGGED_DOT, RESHAPE, kind_of
@@ -87,8 +88,6 @@ def compare_here(
     original: bytes, partitioned: bytes, devices: int, seed: int, form: Dialect, seconds: float
 ) -> list[ResultError]:
     """The comparison, in this process. seconds: it is refused if it would take longer."""
-    from toast_cli import xla
-
     unsplit = xla.parse_module(xla.make_context(), original)
     refuse_effects(unsplit)
     split = xla.parse_module(unsplit.context, as_stablehlo(partitioned, form))
@@ -119,9 +118,6 @@ def compare_here(
 def for_cpu(module: Any, split: Any) -> tuple[Any, Any]:
     """Both modules on f32 if they compute in a narrower type and can be widened, and without products that XLA:CPU
     lacks."""
-    from toast_cli import xla
-    from toast_cli.emit.hlo import with_dense_products
-
     module, split = map(with_dense_products, (module, split))
     elements = xla.element_types(module) | {element for _, element in result_types(module)}
     if not any(re.fullmatch(_NARROW, element) for element in elements):
@@ -134,8 +130,6 @@ def for_cpu(module: Any, split: Any) -> tuple[Any, Any]:
 
 def result_types(module: Any) -> list[tuple[tuple[int, ...], str]]:
     """(shape, element type) of each result of `main`."""
-    from toast_cli import xla
-
     return [xla.shape_and_element_type(kind) or ((), str(kind)) for kind in xla.main_function(module).type.results]
 
 
@@ -166,8 +160,6 @@ def refuse_large(executables: list[tuple[Any, int]], seconds: float) -> None:
 def refuse_effects(module: Any) -> None:
     """Raises `ValueError` for a program that communicates with its host while it runs. An infeed would wait forever,
     and a file holds only the address of a Python callback, so calling it would crash the process."""
-    from toast_cli import xla
-
     for operation in xla.operations_in(module):
         name = operation.name.partition(".")[2]
         if name in TRANSFERS:
@@ -180,8 +172,6 @@ def refuse_effects(module: Any) -> None:
 
 def own_devices(module: Any) -> int:
     """Number of devices that an unpartitioned program needs: one, or the size of its manual regions' mesh."""
-    from toast_cli import xla
-
     if not xla.walk_ops(module, "sdy.manual_computation"):
         return 1
     meshes = [str(mesh.attributes["mesh"]) for mesh in xla.walk_ops(module, "sdy.mesh")]
@@ -392,8 +382,6 @@ def narrowest_float(elements: set[str]) -> str:
 
 
 # ---------------------------------------------------------------- random inputs
-# Random inputs for a program: the same for the same seed.
-#
 # Floating-point numbers are normal with deviation 0.1, or near one if the program takes a square root or logarithm of
 # them; integers are in the range of the dimension that they index, else in [0, 8). State that must not be negative,
 # such as Adam's second moments, is small, so that updates to it count.

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
+from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
 from toast_cli.ask_xla.compile import (
@@ -24,10 +25,12 @@ from toast_cli.ask_xla.compile import (
 )
 from toast_cli.ask_xla.numbers import compare_numbers, excess
 from toast_cli.base.errors import InputError, MissingExtraError, UsageError
+from toast_cli.frontend import content_of, load
 from toast_cli.frontend.convert import refuse_left_out
 from toast_cli.frontend.formats import read_bytes
 from toast_cli.frontend.loading import parse
 from toast_cli.frontend.places import op_path
+from toast_cli.frontend.shardings import meshes_of
 from toast_cli.hardware import Spec
 from toast_cli.hardware.model import group_size
 from toast_cli.plan.partitioned import CollectiveFacts, Promises
@@ -108,9 +111,6 @@ def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, 
     `axes` is the mesh of its report; without it, the program's own `sdy.mesh` is used. Raises `InputError` if there is
     neither.
     """
-    from toast_cli import xla
-    from toast_cli.frontend.shardings import meshes_of
-
     content = read_bytes(path)
     kind, module = parse(content, path)
     refuse_left_out(module, path)
@@ -131,9 +131,6 @@ def partitioned_program(path: str, axes: dict[str, int] | None) -> tuple[bytes, 
 def original_bytes(path: str, dims: Sequence[str] = ()) -> bytes:
     """The original program as MLIR bytecode, normalised as `toast partition` does. dims: sizes of symbolic
     dimensions."""
-    from toast_cli import xla
-    from toast_cli.frontend import content_of, load
-
     module = load(path, content=content_of(path, dims)).module
     refuse_left_out(module, path)
     return xla.write_bytecode(module)
@@ -286,8 +283,6 @@ def out_of_memory(failure: Failure) -> bool:
 
 
 # ---------------------------------------------------------------- collectives
-# Compares the collectives that a plan predicts with the compiled ones.
-#
 # An all-gather or reduce-scatter over several axes is compared as one after the other over single axes. A promised
 # all-reduce of which each device keeps a piece may be compiled as a reduce-scatter: it sends less, and counts as
 # promised.

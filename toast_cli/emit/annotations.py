@@ -187,7 +187,6 @@ def loops(source: Source) -> list[Any]:
 
 
 # ---------------------------------------------------------------- reshards
-# Places the reshards of a plan in the module.
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +329,7 @@ def ancestor_in(operation: Any, block: Any) -> Any | None:
     return next((holder for holder in around(operation) if holder.block == block), None)
 
 
-# ---------------------------------------------------------------- barriers
-# Finds reduce-scattered sums that need an optimization barrier behind them.
-#
+# ---------------------------------------------------------------- barriers behind reduce-scattered sums
 # XLA merges the slice that takes a device's piece of an all-reduce with a slice that reads the piece, and forms a
 # reduce-scatter only of a slice along one dimension, by the axes of the all-reduce. So it leaves an all-reduce if a
 # reader takes other elements (`logits[:, 1:]`), or slices the piece further; and XLA:TPU (libtpu 0.0.42.1) takes a

@@ -39,7 +39,7 @@ from toast_cli.plan.sharding import Sharding, local_shape
 from toast_cli.program.model import Program, Rule
 from toast_cli.program.ops import ARGUMENT, BARRIER, CARRY, CUSTOM_CALL, JOIN, PAD, REDUCE, RESULT, RNG, SLICE, SQUARE
 from toast_cli.program.values import Transposed, remade_values, transposed
-from toast_cli.xla import attributes_of, printed
+from toast_cli.xla import attribute_key
 
 # Ops that XLA does not merge with another of their kind.
 _UNEQUAL = frozenset({ARGUMENT, BARRIER, CARRY, CUSTOM_CALL, JOIN, RESULT, RNG})
@@ -267,12 +267,7 @@ def merged_values(source: Source, lowered: PartitionedProgram, remade: Sequence[
     for number, op in enumerate(program.ops):
         if op.name in _UNEQUAL or op.kind.per_device or op.region is not None:
             continue
-        facts: Hashable = ()
-        if not op.operands:
-            try:
-                facts = tuple(attributes_of(source.operations[number]).items())
-            except TypeError:  # complex numbers, which Python cannot hold
-                facts = printed(source.operations[number])
+        facts = () if op.operands else attribute_key(source.operations[number])
         shapes = tuple((program.values[v].shape, program.values[v].dtype) for v in op.results)
         operands = tuple(first[v] for v in op.operands)
         before = results_by_key.setdefault(
@@ -308,7 +303,6 @@ def declining(
 
 
 # ---------------------------------------------------------------- sums behind transposes
-# Reduces sums of partial products behind the transposes that are their only readers.
 
 _TILE = (8, 128)  # rows and columns of the tiles of 32 bits that a TPU's memory is divided into (public TPU docs)
 

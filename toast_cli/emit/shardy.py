@@ -146,9 +146,7 @@ def replace_by_region(operation: Any, read: Sequence[Any], region: Any, undo: Un
     undo.callback(put_back)
 
 
-# ---------------------------------------------------------------- writing them
-# Writes annotations into a module and removes them again.
-#
+# ---------------------------------------------------------------- annotations in a module
 # Inside the `with` block the module carries them; after it, the module is as before.
 
 
@@ -267,7 +265,6 @@ def remove(added: list[Any], outcome: Any, value: Any) -> None:
 
 
 # ---------------------------------------------------------------- propagation
-# Runs Shardy's own propagation in-process on a copy of the module.
 
 # The passes of `sdy-propagation-pipeline` that decide shardings; its clean-up passes would double the time.
 QUICK = (

@@ -14,6 +14,7 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
+from toast_cli import xla
 from toast_cli.base.errors import UsageError
 from toast_cli.emit.annotations import result_shardings
 from toast_cli.emit.minimal import reduced_behind_transposes
@@ -363,8 +364,6 @@ def words(text: str) -> str:
 
 
 # ---------------------------------------------------------------- jax.export
-# Makes a `jax.export.Exported`, which JAX can save, load and call.
-#
 # `jax.export` exports a placeholder function with these types and shardings, and the program replaces its module.
 
 # The trees of a user's function: PyTreeDef of `(args, kwargs)`, [program's arguments] index of the leaf, PyTreeDef of
@@ -377,8 +376,6 @@ def emit_export(
 ) -> bytes:
     """A jax.export file of the program that `bytecode` (MLIR, with shardings) holds. Raises `UsageError` without
     flatbuffers."""
-    from toast_cli import xla
-
     boundary = boundary_specs(source, reduced_behind_transposes(source, lowered))
     exported = exported_program(boundary, xla.write_portable_artifact(bytecode), platform)
     try:

@@ -97,7 +97,6 @@ def reads_back(content: bytes) -> bool:
 
 
 # ---------------------------------------------------------------- constraints for people
-# Lists the constraints of a written program for people: their places and the equivalent lines of JAX.
 
 UNCONSTRAINED = "P.UNCONSTRAINED"
 

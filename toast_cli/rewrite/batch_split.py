@@ -485,7 +485,7 @@ class CutRules:
         if not can_be_cut(op):
             raise WholeBatchError(number, "is written for the whole batch")
         places = {
-            self.located(rule.operands[p], rule.sizes, program.values[op.operands[p]].shape, state)
+            located(rule.operands[p], rule.sizes, program.values[op.operands[p]].shape, state, self._parts)
             for p, state in enumerate(read)
             if isinstance(state, Cut)
         }
@@ -500,19 +500,18 @@ class CutRules:
             or _is_numbered(op, place[0])
         ):
             raise WholeBatchError(number, _BY_NUMBER)
-        factor, inner = place
         for p, state in enumerate(read):
             value = op.operands[p]
-            cut = self._cut(number, rule.operands[p], rule.sizes, program.values[value].shape, factor, inner)
+            cut = self._cut(number, rule.operands[p], value, *place)
             if state in (SUM, LATER) and not (op.name == SCATTER and p == 0 and state == SUM and cut is None):
                 raise NeedsSumError(number, value)
             if cut is not None and not isinstance(state, Cut) and final:
                 self._read_cut(number, p, cut)
         result_states: dict[int, State] = {}
         for r, value in enumerate(op.results):
-            result = self._cut(number, rule.results[r], rule.sizes, program.values[value].shape, factor, inner)
+            result = self._cut(number, rule.results[r], value, *place)
             empty = not program.values[value].elements  # the workspace of a kernel
-            result_states[value] = result or (WHOLE if empty else self._added_up(number, op, read, factor))
+            result_states[value] = result or (WHOLE if empty else self._added_up(number, op, read, place[0]))
         return result_states
 
     def _narrow(self, number: int, op: Op, cut: Cut, final: bool) -> dict[int, State]:
@@ -520,14 +519,11 @@ class CutRules:
         then the loop computes the whole result."""
         (value,) = op.results
         program, rule = self._program, op.rule
-        place = self.located(rule.results[0], rule.sizes, program.values[value].shape, cut)
+        place = located(rule.results[0], rule.sizes, program.values[value].shape, cut, self._parts)
         try:
             if place is None or place[0] in rule.need_replication | rule.permutation or _is_numbered(op, place[0]):
                 raise WholeBatchError(number, _BY_NUMBER)
-            parts = [
-                self._cut(number, rule.operands[p], rule.sizes, program.values[operand].shape, *place)
-                for p, operand in enumerate(op.operands)
-            ]
+            parts = [self._cut(number, rule.operands[p], operand, *place) for p, operand in enumerate(op.operands)]
             if any(part is not None and w.operand_dim == part.dim for part in parts[:1] for w in op.windows):
                 raise WholeBatchError(number, _BY_NUMBER)
         except WholeBatchError:
@@ -549,30 +545,9 @@ class CutRules:
                 return SUM
         raise WholeBatchError(number, "sees the whole batch and is no sum over it")
 
-    def located(
-        self, factors: ValueFactors, sizes: tuple[int, ...], shape: tuple[int, ...], cut: Cut
-    ) -> tuple[int, int] | None:
-        """(factor that contains a cut, stride of the cut within it), or None."""
-        if not factors or prod(sizes[f] for f in factors[cut.dim]) != shape[cut.dim]:
-            return None
-        behind = 1
-        for factor in reversed(factors[cut.dim]):
-            step = cut.inner // behind
-            if step and cut.inner % behind == 0 and sizes[factor] % (step * self._parts) == 0:
-                return factor, step
-            behind *= sizes[factor]
-        return None
-
-    def _cut(
-        self,
-        number: int,
-        factors: ValueFactors,
-        sizes: tuple[int, ...],
-        shape: tuple[int, ...],
-        factor: int,
-        inner: int,
-    ) -> Cut | None:
-        """The cut of an array along a factor; None if it lacks the factor."""
+    def _cut(self, number: int, factors: ValueFactors, value: int, factor: int, inner: int) -> Cut | None:
+        """The cut of an operand or result of an op along a factor; None if it lacks the factor."""
+        sizes, shape = self._program.ops[number].rule.sizes, self._program.values[value].shape
         dims = [dim for dim, dim_factors in enumerate(factors) if factor in dim_factors]
         if not dims:
             return None
@@ -580,6 +555,21 @@ class CutRules:
         if len(dims) > 1 or prod(sizes[f] for f in dim_factors) != shape[dims[0]]:
             raise WholeBatchError(number, _BY_NUMBER)
         return Cut(dims[0], inner * prod(sizes[f] for f in dim_factors[dim_factors.index(factor) + 1 :]))
+
+
+def located(
+    factors: ValueFactors, sizes: tuple[int, ...], shape: tuple[int, ...], cut: Cut, parts: int
+) -> tuple[int, int] | None:
+    """(factor that contains a cut into parts, stride of the cut within it), or None."""
+    if not factors or prod(sizes[f] for f in factors[cut.dim]) != shape[cut.dim]:
+        return None
+    behind = 1
+    for factor in reversed(factors[cut.dim]):
+        step = cut.inner // behind
+        if step and cut.inner % behind == 0 and sizes[factor] % (step * parts) == 0:
+            return factor, step
+        behind *= sizes[factor]
+    return None
 
 
 def _is_numbered(op: Op, factor: int) -> bool:

@@ -28,7 +28,7 @@ from toast_cli.program.ops import (
     WHILE,
 )
 from toast_cli.program.roles import INPUTS, argument_roles
-from toast_cli.rewrite.batch_split import SUM, Cut, CutRules, Split, Statements, WholeBatchError, split_batch
+from toast_cli.rewrite.batch_split import SUM, Cut, Split, Statements, WholeBatchError, located, split_batch
 from toast_cli.rewrite.block_graph import copied_module, replace_operands
 from toast_cli.rewrite.loop_pairs import add_rows_in_place, body_of, yielded
 from toast_cli.xla import ir
@@ -166,8 +166,6 @@ def _constant_detail(operation: Any) -> str:
 
 
 # ---------------------------------------------------------------- the loop
-# Writes the loop over microbatches around a step.
-#
 # The loop reads one microbatch of each input, accumulates sums over the batch, and stacks outputs that have a batch
 # dimension. Microbatch k has every N-th example from k on, so that each device runs a part of its own examples.
 
@@ -219,15 +217,12 @@ class LoopWriter:
     def _run_kernels_on_parts(self) -> None:
         """Rewrites hand-written kernels for one microbatch."""
         program, parts = self._program, self._split.parts
-        rules = CutRules(program, parts, [], {}, lambda *_: None)
         for number, op in enumerate(program.ops):
             for dims, value in zip(op.rule.operands, op.operands, strict=False) if op.kernel is not None else ():
                 cut = self._split.states[value]
-                place = (
-                    rules.located(dims, op.rule.sizes, program.values[value].shape, cut)
-                    if isinstance(cut, Cut)
-                    else None
-                )
+                shape, place = program.values[value].shape, None
+                if isinstance(cut, Cut):
+                    place = located(dims, op.rule.sizes, shape, cut, parts)
                 if place is not None and op.kernel is not None:
                     run_on_part(self._reader.operations[number], op.kernel, {place[0]: parts})
                     break

@@ -15,7 +15,8 @@ from toast_cli import xla
 from toast_cli.frontend.inline import NEUTRAL
 from toast_cli.frontend.places import place_text
 from toast_cli.frontend.source import Source, read_rewritten
-from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, DYNAMIC_SLICE, RESHAPE
+from toast_cli.program.model import Program
+from toast_cli.program.ops import BARRIER, BROADCAST_IN_DIM, DYNAMIC_SLICE, RESHAPE, WHILE
 from toast_cli.request import Recompute
 from toast_cli.rewrite.block_graph import (
     BlockGraph,
@@ -31,8 +32,6 @@ from toast_cli.rewrite.loop_pairs import LoopPair, body_of, index_of, loop_pairs
 from toast_cli.xla import ir
 
 # ---------------------------------------------------------------- policies
-# Rematerialises values that a step saves for its backward pass.
-#
 # Where layers stand in a loop (`lax.scan`), stacks of residuals are removed from both loops: the backward loop
 # recomputes their slices from the remaining stacks (the layer's input is added if it was not stacked) and from the
 # layer's weights. See `recompute_segments` for layers that are not in a loop.
@@ -55,13 +54,12 @@ def with_recompute(source: Source, policy: Recompute) -> Source | str:
     if source.annotations:
         return "the program states shardings of its own, which are of arrays that it saves"
     copy = copied_module(source)
-    weights = {source.program.values[argument.value].shape for argument in source.program.arguments}
     with copy.context, ir.Location.unknown():
         block = xla.main_function(copy).entry_block
         locations = [] if policy is Recompute.all else keep_products(copy, policy)
         while (pair := next((p for p in loop_pairs(copy) if _recompute_pair(p, policy)), None)) is not None:
             locations.append(pair.place)
-        locations += recompute_segments(block, weights, policy)
+        locations += recompute_segments(block, source.program, policy)
         if not locations:
             return "the program saves nothing from a forward to a backward pass that this policy recomputes"
         erase_unread(block)
@@ -104,9 +102,8 @@ def _read_instead(piece: Any, twin: Any) -> None:
 
 
 # ---------------------------------------------------------------- keeping products
-# Keeps matrix products that a step recomputes in its backward pass (`jax.checkpoint` around a layer).
-#
-# Cheap operations are still recomputed: among all sufficient sets of values, the one with the fewest bytes is kept.
+# Matrix products that a step recomputes in its backward pass (`jax.checkpoint` around a layer) are kept instead. Cheap
+# operations are still recomputed: among all sufficient sets of values, the one with the fewest bytes is kept.
 
 
 def keep_products(module: Any, policy: Recompute) -> list[Any]:
@@ -258,8 +255,6 @@ class EqualValues:
     def _key(self, operation: Any, inner: dict[Any, int]) -> Hashable:
         """A key that equal operations share. inner: numbers of the values of enclosing regions."""
         operands = tuple(inner[o] if o in inner else self.of(o) for o in operation.operands)
-        attributes = operation.attributes
-        named = tuple((name, _attribute(attributes, k, name)) for k, name in enumerate(attributes))
         regions = []
         for region in operation.regions:
             for block in region.blocks:
@@ -267,28 +262,23 @@ class EqualValues:
                 for view in block.operations:
                     regions.append(self._key(view.operation, inner))
                     inner.update({value: len(inner) + k for k, value in enumerate(view.operation.results)})
-        return operation.name, operands, named, tuple(r.type for r in operation.results), tuple(regions)
-
-
-def _attribute(attributes: Any, place: int, name: str) -> Hashable:
-    try:
-        return attributes[name]  # type: ignore[no-any-return]
-    except TypeError:  # complex numbers, which Python cannot hold
-        return str(attributes[place])
+        return (
+            operation.name,
+            operands,
+            xla.attribute_key(operation),
+            tuple(r.type for r in operation.results),
+            tuple(regions),
+        )
 
 
 # ---------------------------------------------------------------- layers that are not in a loop
-# Rematerialisation in a step whose layers are not in a loop.
-#
-# The forward pass is divided into segments. The values of a segment that the
-# backward pass reads are recomputed from the kept values in front of their first reader, behind an optimization
-# barrier, as `jax.checkpoint` writes it. The barrier has a gradient among its operands, so that no compiler computes
-# the segment earlier.
+# The forward pass is divided into segments. The values of a segment that the backward pass reads are recomputed from
+# the kept values in front of their first reader, behind an optimization barrier, as `jax.checkpoint` writes it. The
+# barrier has a gradient among its operands, so that no compiler computes the segment earlier.
 
 Shape = tuple[int, ...]
 _LARGE = 0.5  # a segment that saves a larger fraction is not recomputed
 _FEW = 4
-_WHILE = "stablehlo.while"
 _EVERYWHERE = 2  # a value read by more segments is always kept
 
 
@@ -301,17 +291,19 @@ class _Segment:
     needed: list[Any]
 
 
-def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> list[Any]:
-    """Recomputes residuals in the backward pass of a block; returns the location of the first operation of each
-    segment.
-
-    Args:
-        weights: shapes of arrays that the forward pass neither makes nor saves, although a step passes such along.
-    """
+def _forward_pass(block: Any, program: Program) -> tuple[BlockGraph, int, list[_Segment], set[Any]]:
+    """The graph of a step, the first operation of its backward pass, the segments before it, and the values that stay
+    live until then in any case."""
     graph = BlockGraph(block)
-    turn = _turn(graph, weights)
+    turn = _turn(graph, {program.values[argument.value].shape for argument in program.arguments})
     segments = _segments(graph, turn)
-    live = _held(graph, segments, turn)
+    return graph, turn, segments, _held(graph, segments, turn)
+
+
+def recompute_segments(block: Any, program: Program, policy: Recompute) -> list[Any]:
+    """Recomputes residuals in the backward pass of a program's block; returns the location of the first operation of
+    each segment."""
+    graph, turn, segments, live = _forward_pass(block, program)
     early = [value for value in graph.place if not is_remade(value)]  # in the order in which they are made
     available, locations = live.union(early), []
     for segment, kept in _kept_of(graph, segments, live, policy):
@@ -330,15 +322,10 @@ def recompute_segments(block: Any, weights: set[Shape], policy: Recompute) -> li
 def kept_bytes(source: Source) -> dict[Recompute | None, int]:
     """Policy -> bytes of the arrays that the forward pass keeps for the backward pass under it; None: as it is. Empty
     where layers are in loops."""
-    program = source.program
-    weights = {program.values[argument.value].shape for argument in program.arguments}
     with source.module.context:
-        graph = BlockGraph(xla.main_function(source.module).entry_block)
-        turn = _turn(graph, weights)
+        graph, turn, segments, live = _forward_pass(xla.main_function(source.module).entry_block, source.program)
         if _layer_loops(graph, turn):
             return {}
-        segments = _segments(graph, turn)
-        live = _held(graph, segments, turn)
         bytes_of: dict[Recompute | None, int] = {}
         for policy in (None, *Recompute):
             every: set[Any] = set()
@@ -352,7 +339,7 @@ def _kept_of(
     graph: BlockGraph, segments: list[_Segment], live: set[Any], policy: Recompute | None
 ) -> Iterator[tuple[_Segment, set[Any] | None]]:
     """The segments that the backward pass needs values of, the last first, and which values each keeps; None: as it is,
-    as recomputing saves little. held: see `_held`."""
+    as recomputing saves little. live: see `_held`."""
     for segment in reversed([s for s in segments[:-1] if s.needed]):
         first = segment.first
 
@@ -381,7 +368,8 @@ def _held(graph: BlockGraph, segments: list[_Segment], turn: int) -> set[Any]:
 
 
 def _turn(graph: BlockGraph, weights: set[Shape]) -> int:
-    """The first operation of the backward pass: where values with earlier and later readers take the most bytes."""
+    """The first operation of the backward pass: where values with earlier and later readers take the most bytes.
+    weights: shapes of arrays that the forward pass neither makes nor saves, although a step passes such along."""
     change = np.zeros(len(graph.operations) + 1, dtype=np.int64)
     for value in graph.place:
         readers = [n for n in graph.readers.get(value, ()) if n < graph.end]
@@ -418,9 +406,9 @@ def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
 
 def _layer_loops(graph: BlockGraph, turn: int) -> set[int]:
     """The loops that run a step's layers: few, and each read by another loop. `with_recompute` handles them."""
-    loops = {n for n, operation in enumerate(graph.operations[:turn]) if operation.name == _WHILE}
+    loops = {n for n, operation in enumerate(graph.operations[:turn]) if operation.name == WHILE}
     read = {
-        graph.place.get(v) for n in range(turn, graph.end) if graph.operations[n].name == _WHILE for v in graph.reads[n]
+        graph.place.get(v) for n in range(turn, graph.end) if graph.operations[n].name == WHILE for v in graph.reads[n]
     }
     return loops & read if len(loops & read) <= _FEW else set()
 
@@ -457,8 +445,7 @@ def _gate(graph: BlockGraph, readers: list[int], turn: int) -> Any | None:
 
 
 # ---------------------------------------------------------------- cuts between segments
-# Chooses the cuts between segments of the forward pass that the backward pass rematerialises one by one.
-#
+# The backward pass rematerialises the segments one by one.
 # Values alive at a cut are kept, and all others in a segment are recomputed from them (Chen et al., "Training Deep
 # Nets with Sublinear Memory Cost", 2016). The cuts minimise the bytes of the kept values plus the largest segment:
 # they fall between the layers of a deep network.

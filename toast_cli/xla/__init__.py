@@ -5,6 +5,7 @@ start. `ir` and the classes of attributes (`sdy`, `stablehlo`) are re-exported s
 """
 
 from toast_cli.xla.modules import PickedDimensions as PickedDimensions
+from toast_cli.xla.modules import attribute_key as attribute_key
 from toast_cli.xla.modules import attributes_of as attributes_of
 from toast_cli.xla.modules import call_target as call_target
 from toast_cli.xla.modules import constant_number as constant_number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +170,14 @@ def like(operation: Any, operands: list[Any]) -> list[Any]:
 
 def attributes_of(operation: Any) -> dict[str, Any]:
     return {name: operation.attributes[name] for name in operation.attributes}
+
+
+def attribute_key(operation: Any) -> Hashable:
+    """What operations of one name with equal attributes share."""
+    try:
+        return tuple(attributes_of(operation).items())
+    except TypeError:  # complex numbers, which Python cannot hold
+        return printed(operation)
 
 
 def inline_function(function: Any, arguments: Iterator[Any] | list[Any], call: Any) -> list[Any]:

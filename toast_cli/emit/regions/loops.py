@@ -240,9 +240,8 @@ class Writer:
 
 
 # ---------------------------------------------------------------- operations for trip counts
-# Finds operations for trip counts only: a `Program` omits them, a written program needs them.
-#
-# The Program knows trip counts and drops values that nothing else needs, such as a loop's counter.
+# A `Program` knows trip counts and omits values that nothing else needs, such as a loop's counter; a written program
+# needs them.
 
 
 class Deciding:

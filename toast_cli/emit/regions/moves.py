@@ -203,8 +203,7 @@ class Mover:
 
 
 # ---------------------------------------------------------------- halo exchange
-# Halo exchange: gives each device a range of a sharded array that may extend into other devices' shards.
-#
+# Each device gets a range of a sharded array that may extend into other devices' shards.
 # Device k of n needs `length` elements from `begin + k * pitch` on along a dimension; it has `elements / n` of them.
 # The missing ones come in the collective permutes that `plan.reshard` lists.
 
@@ -374,8 +373,7 @@ def filled(build: Builder, devices: Devices, handle: Any, need: NeededRange, fil
     return build.select(inside, handle, build.broadcast(fill, shape))
 
 
-# ---------------------------------------------------------------- devices
-# Replica groups of collectives, and source-target pairs of permutes.
+# ---------------------------------------------------------------- replica groups and pairs of permutes
 
 Table = NDArray[np.int64]
 

@@ -21,8 +21,6 @@ from toast_cli.xla import ir
 from toast_cli.xla.build import INDEX, Builder, identity
 
 # ---------------------------------------------------------------- ops that are the same on a shard
-# Ops that are the same on a shard as on the whole array: only their types change.
-#
 # Elementwise ops, contractions, transposes, reshapes whose splits match, broadcasts, and ops along unsharded
 # dimensions (sorts, Cholesky factors) with batch dimensions. A contraction over a sharded dimension leaves partial
 # sums.
@@ -102,8 +100,6 @@ def iota(site: Site) -> list[Piece]:
 
 
 # ---------------------------------------------------------------- indexing
-# Gathers, scatters, and dynamic slices and updates on local shapes.
-#
 # If the indexed dimension is sharded (the rows of a table), each device gathers the rows it has and zero for the rest,
 # so results are partial sums; and each device updates the rows it has, since updates outside an array do nothing. If
 # the indices are sharded, each device gathers its own rows; scatters are then partial, and all but one device start
@@ -306,8 +302,6 @@ class Places:
 
 
 # ---------------------------------------------------------------- ragged products
-# Ragged dots (`chlo.ragged_dot`) on local shapes.
-#
 # A device with some of the rows counts how many of them belong to each group, from the cumulative sum of the group
 # sizes. A device with some of the groups moves their rows to the front, where the operation expects them, and moves
 # the results back; all other rows are zero, and the results partial.

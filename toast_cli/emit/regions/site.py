@@ -206,10 +206,8 @@ LocalRule = Callable[[Site], list[Piece]]
 
 
 # ---------------------------------------------------------------- reductions
-# Reductions along sharded dimensions: each device reduces its shard, and the results are partial.
-#
-# This suffices if the body is one operation that collectives support. Any other body (an argmax) then reduces the
-# gathered results of all devices.
+# Along a sharded dimension each device reduces its shard, and the results are partial. This suffices if the body is one
+# operation that collectives support. Any other body (an argmax) then reduces the gathered results of all devices.
 
 
 def reduce(site: Site) -> list[Piece]:

@@ -202,7 +202,6 @@ class Values:
 
 
 # ---------------------------------------------------------------- completing sums
-# Finds the collectives that complete each partial sum of a plan.
 
 Completions = dict[int, list[Collective]]  # value -> the collectives that complete it, in order
 
