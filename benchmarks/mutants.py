@@ -29,7 +29,7 @@ TESTS = {
     "emit.minimal": "constraints_needed emit_constraints contested",
     "emit.regions.moves": "halo split_ops",
     "price.buffers": "cost tight_memory decoding_memory memory_space_assignment",
-    "frontend.simplify": "shifts normalise",
+    "frontend.tuples": "normalise",
     "rewrite.recompute": "recompute offload",
     "plan.partials": "reduce_scatter emit_reductions loop_sums",
     "search.mcts": "search moves",
