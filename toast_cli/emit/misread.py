@@ -77,15 +77,10 @@ def in_regions(
     op is in one that also does its reductions. sums_too: also sums of complex numbers."""
     with Undo() as undo:
         source, lowered, inside = loops_in_regions(source, lowered, undo)
-        yield ops_in_regions(source, lowered, _wrong_ops(source, lowered, inside, sums_too=sums_too), undo)
-
-
-def _wrong_ops(source: Source, lowered: PartitionedProgram, inside: frozenset[int], *, sums_too: bool) -> list[int]:
-    """Numbers of all ops that need a region, except those in `inside`, which are in regions already."""
-    numbers = {*misread_ops(source, lowered, inside), *gathered_ops(source, lowered, inside)}
-    numbers.update(regrouped_lookups(source, lowered), complex_sums(source, lowered) if sums_too else ())
-    numbers.update(number for number, op in enumerate(source.program.ops) if op.kind.name in _PRODUCTS)
-    return sorted(numbers - inside)
+        numbers = {*misread_ops(source, lowered, inside), *gathered_ops(source, lowered, inside)}
+        numbers.update(regrouped_lookups(source, lowered), complex_sums(source, lowered) if sums_too else ())
+        numbers.update(number for number, op in enumerate(source.program.ops) if op.kind.name in _PRODUCTS)
+        yield ops_in_regions(source, lowered, sorted(numbers - inside), undo)
 
 
 def ops_in_regions(

@@ -109,7 +109,7 @@ class ShardyNotation:
         }
 
     def constraint(
-        self, value: Any, sharding: Sharding, location: Any, where: Any, open: frozenset[int] = frozenset()
+        self, value: Any, sharding: Sharding, location: Any, where: Any, undo: Undo, open: frozenset[int] = frozenset()
     ) -> list[Any]:
         """A constraint. If all results of an op on one device have closed constraints, Shardy of jaxlib 0.12 takes them
         as a statement about the op's placement, so a constraint that leaves all dimensions open is put between."""
@@ -126,6 +126,7 @@ class ShardyNotation:
                 loc=location,
                 ip=where,
             )
+            undo.callback(operation.erase)
             added.append(operation)
             value = operation.results[0]
         return added
@@ -136,14 +137,10 @@ def replace_by_region(operation: Any, read: Sequence[Any], region: Any, undo: Un
     for old, new in zip(read, region.results, strict=True):
         old.replace_all_uses_with(new)
     operation.detach_from_parent()
-
-    def put_back() -> None:
-        ir.InsertionPoint(region).insert(operation)
-        for old, new in zip(read, region.results, strict=True):
-            new.replace_all_uses_with(old)
-        region.erase()
-
-    undo.callback(put_back)
+    undo.callback(region.erase)
+    for old, new in zip(read, region.results, strict=True):
+        undo.callback(new.replace_all_uses_with, old)
+    undo.callback(ir.InsertionPoint(region).insert, operation)
 
 
 # ---------------------------------------------------------------- annotations in a module
@@ -212,7 +209,8 @@ def put_barrier(value: Any, undo: Undo) -> None:
     where = ir.InsertionPoint.after(owner)
     added = ir.Operation.create(BARRIER, results=[value.type], operands=[value], loc=owner.location, ip=where)
     value.replace_all_uses_except(added.results[0], added)
-    undo.callback(remove, [added], added.results[0], value)
+    undo.callback(added.erase)
+    undo.callback(added.results[0].replace_all_uses_with, value)
 
 
 def put_constraint(constraint: Constraint, notation: ShardyNotation, undo: Undo) -> None:
@@ -225,13 +223,13 @@ def put_constraint(constraint: Constraint, notation: ShardyNotation, undo: Undo)
         where, location = ir.InsertionPoint.after(value.owner), value.owner.location
     added: list[Any] = []
     for sharding in constraint.shardings:
-        added += notation.constraint(value, sharding, location, where)
+        added += notation.constraint(value, sharding, location, where, undo)
         value = added[-1].results[0]
     untouched = [
         use.owner.operation for use in constraint.handle.uses if hands_on(constraint.handle, use.owner.operation)
     ]
     constraint.handle.replace_all_uses_except(value, [added[0], *untouched])
-    undo.callback(remove, added, value, constraint.handle)
+    undo.callback(value.replace_all_uses_with, constraint.handle)
 
 
 def put_reshard(reshard: Reshard, notation: ShardyNotation, undo: Undo) -> Any:
@@ -239,29 +237,14 @@ def put_reshard(reshard: Reshard, notation: ShardyNotation, undo: Undo) -> Any:
     value = reshard.read.operation.operands[reshard.read.operand]
     anchor, where = reshard.anchor, ir.InsertionPoint(reshard.anchor)
     added: list[Any] = []
-    outcome = value
     for sharding, open in reshard.steps:
-        added += notation.constraint(outcome, sharding, anchor.location, where, open)
-        outcome = added[-1].results[0]
-    before = [use.operation.operands[use.operand] for use in reshard.uses]
+        added += notation.constraint(value, sharding, anchor.location, where, undo, open)
+        value = added[-1].results[0]
     for use in reshard.uses:
-        use.operation.operands[use.operand] = outcome
-
-    def put_back() -> None:
-        for use, handle in zip(reshard.uses, before, strict=True):
-            use.operation.operands[use.operand] = handle
-        for operation in reversed(added):
-            operation.erase()
-
-    undo.callback(put_back)
+        operands = use.operation.operands
+        undo.callback(operands.__setitem__, use.operand, operands[use.operand])
+        operands[use.operand] = value
     return added[-1]
-
-
-def remove(added: list[Any], outcome: Any, value: Any) -> None:
-    """Removes constraints: users of their `outcome` read `value` again."""
-    outcome.replace_all_uses_with(value)
-    for operation in reversed(added):
-        operation.erase()
 
 
 # ---------------------------------------------------------------- propagation
@@ -294,7 +277,8 @@ def propagate(
 ) -> Propagated:
     """All shardings after propagation from these annotations, on a copy of the module."""
     notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
-    with numbered(source, lowered), annotated(source.module, annotations, notation, numbered=True):
+    with Undo() as undo, annotated(source.module, annotations, notation, numbered=True):
+        number_values(source, lowered, undo)
         module = source.module.operation.clone()
     # Shardy has no rule for squares. XLA propagates through HLO, where they are products.
     for square in walk_ops(module, SQUARE):
@@ -328,10 +312,9 @@ def propagate(
     return Propagated(values, reshards)
 
 
-@contextmanager
-def numbered(source: Source, lowered: PartitionedProgram) -> Iterator[None]:
-    """While the block runs, each operation carries the value number of each of its results (-1: none), for values whose
-    sharding the plan decides; others propagate freely."""
+def number_values(source: Source, lowered: PartitionedProgram, undo: Undo) -> None:
+    """Attaches to each operation the value number of each of its results (-1: none), for values whose sharding the plan
+    decides; others propagate freely."""
     operations: dict[Any, list[int]] = defaultdict(list)
     for value in constrainable_values(source, lowered):
         handle = source.definitions[value]
@@ -340,12 +323,7 @@ def numbered(source: Source, lowered: PartitionedProgram) -> Iterator[None]:
         numbers[handle.result_number] = value
     with source.module.context:
         for operation, numbers in operations.items():
-            operation.attributes[VALUES] = ir.DenseI64ArrayAttr.get(numbers)
-    try:
-        yield
-    finally:
-        for operation in operations:
-            del operation.attributes[VALUES]
+            put(operation, VALUES, ir.DenseI64ArrayAttr.get(numbers), undo)
 
 
 def read_sharding(attribute: Any, axis_names: tuple[str, ...]) -> Sharding:

@@ -305,7 +305,11 @@ class _Splitter:
             return
         if value not in self._narrowed and can_be_narrowed(maker):
             self._narrowed[value] = cut
-            self._narrow_operands(program.producer[value])
+            self._narrowing.append(program.producer[value])
+            if len(self._narrowing) == 1:
+                for narrowed_op in self._narrowing:  # grows: its operands are narrowed, too, and so on
+                    self._rules.result(narrowed_op, final=True)
+                self._narrowing.clear()
         if self._narrowed.get(value) != cut:
             if maker.name == RNG or maker.one_device:
                 raise WholeBatchError(program.producer[value], "would run again for each part")
@@ -324,14 +328,6 @@ class _Splitter:
             seen.update(new)
             stack += new
         return self._counts and not seen & self._seeds.keys()
-
-    def _narrow_operands(self, number: int) -> None:
-        """Lets an op whose result is narrowed read parts of its operands, and so on."""
-        self._narrowing.append(number)
-        if len(self._narrowing) == 1:
-            for op in self._narrowing:  # grows in the loop
-                self._rules.result(op, final=True)
-            self._narrowing.clear()
 
     def _settle(self, open_: list[int]) -> None:
         """Places linear ops on sums: inside if the loop needs them or if that does not enlarge its results; else after

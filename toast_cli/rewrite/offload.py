@@ -111,7 +111,7 @@ def _offload_residuals(module: Any) -> list[Any]:
         (pair.graph.size(pair.forward.results[stack.carried]), yielded(pair.forward)[stack.carried].owner, stack.slices)
         for pair in loop_pairs(module)
         for stack in pair.stacks
-        if not _is_moved(stack.update) and _may_be_moved(stack)
+        if _may_be_moved(stack)
     ]
     large = [stacks[k][1:] for k in _large({k: size for k, (size, *_) in enumerate(stacks)})]
     makers = [_maker(write.operands[1]) for write, _ in large]
@@ -123,8 +123,12 @@ def _offload_residuals(module: Any) -> list[Any]:
 
 
 def _may_be_moved(stack: ResidualStack) -> bool:
-    """False for slices that are not contiguous or complex, and inside manual regions, where toast does not count host
-    memory."""
+    """False for slices that are not contiguous or complex, inside manual regions, where toast does not count host
+    memory, and for what the program moves to the host itself."""
+    maker = _maker(stack.update)
+    call = maker if maker is not None and maker.name == CUSTOM_CALL else None
+    if call is not None and (transfer_of(call) or ir.StringAttr(call.attributes["call_target_name"]).value == TO_HOST):
+        return False
     owner, is_complex = stack.update.owner, isinstance(stack.update.type.element_type, ir.ComplexType)
     holders = around(owner.owner if isinstance(owner, ir.Block) else owner)
     return stack.dim == 0 and not is_complex and all(holder.name != MANUAL_REGION for holder in holders)
@@ -134,14 +138,6 @@ def _maker(update: Any) -> Any | None:
     """The operation that computes a slice, before it is reshaped to be stacked; None if the loop carries the value."""
     source = before_reshape(update) or update
     return None if isinstance(source, ir.BlockArgument) else source.owner
-
-
-def _is_moved(update: Any) -> bool:
-    """True if the program moves a slice to the host itself."""
-    maker = _maker(update)
-    if maker is None or maker.name != CUSTOM_CALL:
-        return False
-    return bool(transfer_of(maker)) or ir.StringAttr(maker.attributes["call_target_name"]).value == TO_HOST
 
 
 def _offload_arguments(module: Any, pairs: dict[int, int]) -> None:
