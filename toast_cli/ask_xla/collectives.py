@@ -239,12 +239,12 @@ def _groups_written(attributes: str, devices: int) -> Groups | None:
         return groups or (tuple(range(devices)),)
     iota = _IOTA.search(attributes)
     if iota:
-        return as_groups(dealt(iota[2], iota[3]).reshape(numbers(iota[1])))
+        return as_groups(device_order(iota[2], iota[3]).reshape(numbers(iota[1])))
     mesh = _MESH.search(attributes)
     if mesh:
         axes = _MESH_AXIS.findall(mesh[1])
         sizes = [int(size) for _, size in axes]
-        order = dealt(mesh[2], mesh[3]) if mesh[2] else np.arange(prod(sizes))
+        order = device_order(mesh[2], mesh[3]) if mesh[2] else np.arange(prod(sizes))
         chosen = [k for k, (name, _) in enumerate(axes) if f"'{name}'" in mesh[4]]
         return along(order.reshape(sizes), chosen)
     return None
@@ -285,7 +285,7 @@ def permuted_axes(attributes: str, axis_names: tuple[str, ...], axis_sizes: tupl
     return tuple(axis_names[axis] for axis in crossed_axes(pairs, axis_sizes))
 
 
-def dealt(dimensions: str, order: str | None) -> NDArray[np.int64]:
+def device_order(dimensions: str, order: str | None) -> NDArray[np.int64]:
     """`[4,2]T(1,0)`: devices 0 to 7 counted through a 4 x 2 grid column by column."""
     shape = numbers(dimensions)
     grid = np.arange(prod(shape)).reshape(shape)
@@ -356,7 +356,7 @@ def reductions(graph: Graph, mesh: MeshShape) -> Iterator[tuple[str, tuple[str, 
         axes, size = chains[node.name][-1].axes, sum(node.sizes)
         if not axes:
             continue
-        if piece(graph, node, node.name, chains, mesh).issuperset(axes):
+        if axes_of_pieces(graph, node, node.name, chains, mesh).issuperset(axes):
             yield "reduce-scatter", axes, size // mesh.size_of(axes), node
         else:
             yield "all-reduce", axes, size, node
@@ -380,7 +380,7 @@ def chains_of(graph: Graph, mesh: MeshShape) -> tuple[dict[str, Chain], set[str]
                 axes_over(node, "", mesh),
                 (graph.roots.get(node.called("to_apply"), ""), node.kind.partition("[")[0]),
             )
-            if before[0] and (folded := further(step, before[0][-1], mesh)):
+            if before[0] and (folded := merged_step(step, before[0][-1], mesh)):
                 absorbed.add(before[0][-1].name)
                 chains[node.name] = (*before[0][:-1], folded)
             else:
@@ -397,7 +397,7 @@ def chains_of(graph: Graph, mesh: MeshShape) -> tuple[dict[str, Chain], set[str]
     return chains, absorbed
 
 
-def further(step: CompiledSumStep, inner: CompiledSumStep, mesh: MeshShape) -> CompiledSumStep | None:
+def merged_step(step: CompiledSumStep, inner: CompiledSumStep, mesh: MeshShape) -> CompiledSumStep | None:
     """Merges reductions over one axis after the other (as the partitioner writes sums over two dimensions) into one
     over both; None if that is impossible."""
     if not inner.axes or step.how != inner.how or not (are_axes(step.axes) and are_axes(inner.axes)):
@@ -421,7 +421,7 @@ def common_end(left: Chain, right: Chain) -> int:
     return count
 
 
-def piece(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: MeshShape) -> set[str]:
+def axes_of_pieces(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh: MeshShape) -> set[str]:
     """The mesh axes along which devices keep different pieces of a sum; empty unless all its
     users read the same piece."""
     users = graph.users.get(node.name, [])
@@ -431,7 +431,7 @@ def piece(graph: Graph, node: Node, source: str, chains: dict[str, Chain], mesh:
     for user in users:
         summed = user.opcode == "add" and any(step.name == source for step in chains.get(user.name, ()))
         if user.opcode in _PASSED or summed or is_one_by_one(graph, user):
-            return piece(graph, user, source, chains, mesh)
+            return axes_of_pieces(graph, user, source, chains, mesh)
         return cut_along(graph, node, user, mesh)
     return set()
 

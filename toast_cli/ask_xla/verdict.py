@@ -451,10 +451,10 @@ def unmatched(promised: list[Flow], compiled: list[Flow], mesh: dict[str, int]) 
             side[flow.bytes, line] += flow.count
             places.setdefault((flow.bytes, line), flow.location)
     for key in list(left[0]):
-        strike(left[0], left[1], key, key)
+        remove_common(left[0], left[1], key, key)
     for key in list(left[0]):
         for other in [k for k in left[1] if k[0] == key[0]]:
-            strike(left[0], left[1], key, other)
+            remove_common(left[0], left[1], key, other)
     example = (promised or compiled)[0]
     sides: tuple[tuple[OnlyIn, Counts], ...] = (("missing", left[0]), ("extra", left[1]))
     return [
@@ -466,7 +466,7 @@ def unmatched(promised: list[Flow], compiled: list[Flow], mesh: dict[str, int]) 
     ]  # fmt: skip
 
 
-def strike(first: Counts, second: Counts, key: tuple[int, str], match: tuple[int, str]) -> None:
+def remove_common(first: Counts, second: Counts, key: tuple[int, str], match: tuple[int, str]) -> None:
     """Removes the common count from both sides."""
     common = min(first[key], second[match])
     first[key] -= common

@@ -70,7 +70,7 @@ def emit_hlo(source: Source, lowered: PartitionedProgram) -> bytes:
             # Number and type of the constants of one number outside of manual regions.
             constants = xla.walk_ops(module, BROADCAST_IN_DIM, CONSTANT)
             constants = [op for op in constants if all(holder.name != MANUAL_REGION for holder in around(op))]
-            numbered = [(the_one_number(op), str(op.results[0].type)) for op in constants]
+            numbered = [(splat_text(op), str(op.results[0].type)) for op in constants]
             outside_regions = {(number, kind) for number, kind in numbered if number}
             for region, shardings in zip(xla.walk_ops(module, MANUAL_REGION), boundaries, strict=True):
                 flatten(region, shardings, lowered.axis_sizes, outside_regions)
@@ -156,7 +156,7 @@ def with_whole_constants(program: Program, lowered: PartitionedProgram) -> tuple
     return replace(lowered, shardings=shardings, required=required), sorted(to_replicate)
 
 
-def the_one_number(operation: Any) -> str | None:
+def splat_text(operation: Any) -> str | None:
     """The value of a splat constant, or of a broadcast of one, as text; None for other operations."""
     while operation.name == BROADCAST_IN_DIM and not isinstance(operation.operands[0], ir.BlockArgument):
         operation = operation.operands[0].owner
@@ -187,7 +187,7 @@ def flatten(region: Any, shardings: RegionShardings, sizes: tuple[int, ...], out
     *body, last = [op.operation for op in block.operations]
     for operation in body:
         operation.move_before(region)
-        number = the_one_number(operation)
+        number = splat_text(operation)
         if number is not None and (number, str(operation.results[0].type)) in outside:
             constant, everywhere = operation.results[0], replicated(operation.results[0].type.rank)
             constrained = call("Sharding", constant, constant.type, everywhere)

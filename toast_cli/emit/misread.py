@@ -41,7 +41,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
 
-from toast_cli.emit.regions.loops import Deciding, Writer
+from toast_cli.emit.regions.loops import ModuleOps, Writer
 from toast_cli.emit.regions.moves import Devices, Mover, Piece
 from toast_cli.emit.regions.rules import rule_of
 from toast_cli.emit.regions.site import Site, align, starts_neutral
@@ -335,8 +335,8 @@ def loops_in_regions(
         notation = ShardyNotation(source.module, lowered.axis_names, lowered.axis_sizes)
         notation.prepare(source.module, undo)
         for loop in numbers:
-            deciding = Deciding(replace(source, definitions=definitions, also=regions.behind))
-            region, left = put_loop(source, lowered, loop, deciding, notation, regions)
+            module_ops = ModuleOps(replace(source, definitions=definitions, also=regions.behind))
+            region, left = put_loop(source, lowered, loop, module_ops, notation, regions)
             for value, (result, sharding) in left.items():
                 hidden.discard(value)
                 definitions[value], shardings[value] = result, sharding
@@ -386,7 +386,7 @@ def put_loop(
     source: Source,
     lowered: PartitionedProgram,
     loop: int,
-    deciding: Deciding,
+    module_ops: ModuleOps,
     notation: ShardyNotation,
     regions: Regions,
 ) -> tuple[Any, dict[int, tuple[Any, Sharding]]]:
@@ -402,7 +402,7 @@ def put_loop(
     build = Builder(source.module.context)
     # The outside values that the loop reads: its initial values, and those that its regions capture.
     entering = list(dict.fromkeys(value for _, _, value in outer_operands([operation])))
-    values = [deciding.value_of(handle) for handle in entering]
+    values = [module_ops.value_of(handle) for handle in entering]
     in_shardings = [
         replicated(handle.type.rank) if value is None else lowered.shardings[value]
         for handle, value in zip(entering, values, strict=True)
@@ -419,10 +419,10 @@ def put_loop(
     holder = ir.Operation.create("sdy.manual_computation", regions=1, loc=operation.location)
     block = ir.Block.create_at_start(holder.regions[0], kinds, [operation.location] * len(kinds))
     copy = operation.clone(ip=ir.InsertionPoint(block)).operation
-    writer = Writer(source, lowered, block, deciding)
+    writer = Writer(source, lowered, block, module_ops)
     for handle, argument, sharding, each in zip(entering, block.arguments, in_shardings, copies, strict=True):
         if each is None:
-            writer.enter(handle, deciding.value_of(handle), Piece(argument, sharding))
+            writer.enter(handle, module_ops.value_of(handle), Piece(argument, sharding))
         else:
             writer.values.enter_resharded(each.value, Piece(argument, sharding), each.uses, each.by)
     read = [result for result in operation.results if list(result.uses)]
@@ -446,7 +446,7 @@ def put_loop(
     )
     left: dict[int, tuple[Any, Sharding]] = {}
     for old, new, piece in zip(read, region.results, pieces, strict=True):
-        value = deciding.value_of(old)
+        value = module_ops.value_of(old)
         if value is not None and program.ops[program.producer[value]].loop == loop:
             left[value] = new, piece.sharding
         if value is not None:

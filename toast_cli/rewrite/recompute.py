@@ -122,24 +122,24 @@ def _keep_in_block(block: Any, policy: Recompute) -> list[Any]:
     an optimization barrier."""
     graph, equal = BlockGraph(block), EqualValues()
     behind: set[Any] = set()
-    again: set[int] = set()
+    recomputing: set[int] = set()
     for number, operation in enumerate(graph.operations[: graph.end]):
         barred = operation.name == BARRIER or not behind.isdisjoint(graph.reads[number])
         if equal.number(operation, learn=not barred) and barred and operation.name != BARRIER:
-            again.add(number)
+            recomputing.add(number)
         if barred:
             behind.update(operation.results)
-    start = min(again, default=graph.end)
+    start = min(recomputing, default=graph.end)
     live = {
         value
         for value, readers in graph.readers.items()
-        if graph.place.get(value, -1) < start and any(n >= start and n not in again for n in readers)
+        if graph.place.get(value, -1) < start and any(n >= start and n not in recomputing for n in readers)
     }
 
     def cost(value: Any) -> int | None:
         return 0 if value in live or value not in graph.place else None
 
-    kept = _to_keep(graph, graph, equal, again, cost, policy)
+    kept = _to_keep(graph, graph, equal, recomputing, cost, policy)
     for value, first in kept.items():
         value.replace_all_uses_with(first)
     erase_unread(block)
@@ -163,19 +163,19 @@ def _keep_in_scan(pair: LoopPair, policy: Recompute) -> bool:
         for piece in stack.slices:
             equal.first[piece.results[0]] = equal.of(stack.update)
     graph = BlockGraph(body_of(backward))
-    again = set()
+    recomputing = set()
     reading = index_of(pair.index, backward)
     for number, operation in enumerate(graph.operations[: graph.end]):
         _same_index(operation, backward, reading, pair.stacks[0].index, equal)
         repeated = any(result in equal.first for result in operation.results)
         if (repeated or equal.number(operation, learn=False)) and operation.name != BARRIER:
-            again.add(number)
+            recomputing.add(number)
     stacked = {value for stack in pair.stacks for value in (equal.of(stack.update), before_reshape(stack.update))}
 
     def cost(value: Any) -> int | None:
         return 0 if value in stacked else pair.cost(value)
 
-    kept = _to_keep(graph, pair.graph, equal, again, cost, policy)
+    kept = _to_keep(graph, pair.graph, equal, recomputing, cost, policy)
     if not kept:
         return False
     rows = pair.stack(set(kept.values()))
@@ -195,13 +195,13 @@ def _same_index(operation: Any, loop: Any, index: Any, first: Any, equal: EqualV
 
 
 def _to_keep(
-    backward: BlockGraph, forward: BlockGraph, equal: EqualValues, again: set[int],
+    backward: BlockGraph, forward: BlockGraph, equal: EqualValues, recomputing: set[int],
     cost: Callable[[Any], int | None], policy: Recompute,
 ) -> dict[Any, Any]:  # fmt: skip
-    """Recomputed value -> the forward value to read in its place. again: operations of the backward block that
+    """Recomputed value -> the forward value to read in its place. recomputing: operations of the backward block that
     recompute."""
-    recomputed = [result for n in sorted(again) for result in backward.operations[n].results]
-    read = [value for value in recomputed if not again.issuperset(backward.readers.get(value, ()))]
+    recomputed = [result for n in sorted(recomputing) for result in backward.operations[n].results]
+    read = [value for value in recomputed if not recomputing.issuperset(backward.readers.get(value, ()))]
     kept = forward.least_kept([equal.of(value) for value in read], cost, policy)
     dear = {value for value in kept if cost(value) != 0}
     return {value: equal.of(value) for value in recomputed if equal.of(value) in dear}
@@ -295,15 +295,15 @@ def _forward_pass(block: Any, program: Program) -> tuple[BlockGraph, int, list[_
     """The graph of a step, the first operation of its backward pass, the segments before it, and the values that stay
     live until then in any case."""
     graph = BlockGraph(block)
-    turn = _turn(graph, {program.values[argument.value].shape for argument in program.arguments})
-    segments = _segments(graph, turn)
-    return graph, turn, segments, _held(graph, segments, turn)
+    backward = _backward_begin(graph, {program.values[argument.value].shape for argument in program.arguments})
+    segments = _segments(graph, backward)
+    return graph, backward, segments, _live_anyway(graph, segments, backward)
 
 
 def recompute_segments(block: Any, program: Program, policy: Recompute) -> list[Any]:
     """Recomputes residuals in the backward pass of a program's block; returns the location of the first operation of
     each segment."""
-    graph, turn, segments, live = _forward_pass(block, program)
+    graph, backward, segments, live = _forward_pass(block, program)
     early = [value for value in graph.place if not is_remade(value)]  # in the order in which they are made
     available, locations = live.union(early), []
     for segment, kept in _kept_of(graph, segments, live, policy):
@@ -313,7 +313,7 @@ def recompute_segments(block: Any, program: Program, policy: Recompute) -> list[
             available.difference_update({early.pop()} - live)
         added = kept - available
         available |= added
-        if _recompute_segment(graph, segment, available, turn):
+        if _recompute_segment(graph, segment, available, backward):
             locations.append(graph.operations[segment.first].location)
         available -= added
     return locations
@@ -323,8 +323,8 @@ def kept_bytes(source: Source) -> dict[Recompute | None, int]:
     """Policy -> bytes of the arrays that the forward pass keeps for the backward pass under it; None: as it is. Empty
     where layers are in loops."""
     with source.module.context:
-        graph, turn, segments, live = _forward_pass(xla.main_function(source.module).entry_block, source.program)
-        if _layer_loops(graph, turn):
+        graph, backward, segments, live = _forward_pass(xla.main_function(source.module).entry_block, source.program)
+        if _layer_loops(graph, backward):
             return {}
         bytes_of: dict[Recompute | None, int] = {}
         for policy in (None, *Recompute):
@@ -339,7 +339,7 @@ def _kept_of(
     graph: BlockGraph, segments: list[_Segment], live: set[Any], policy: Recompute | None
 ) -> Iterator[tuple[_Segment, set[Any] | None]]:
     """The segments that the backward pass needs values of, the last first, and which values each keeps; None: as it is,
-    as recomputing saves little. live: see `_held`."""
+    as recomputing saves little. live: see `_live_anyway`."""
     for segment in reversed([s for s in segments[:-1] if s.needed]):
         first = segment.first
 
@@ -354,20 +354,22 @@ def _kept_of(
         yield segment, kept
 
 
-def _held(graph: BlockGraph, segments: list[_Segment], turn: int) -> set[Any]:
+def _live_anyway(graph: BlockGraph, segments: list[_Segment], backward: int) -> set[Any]:
     """Values that stay live until the backward pass in any case: results of the step, values that it reads and must not
     recompute, and values that many segments read."""
     needed = {value for segment in segments[:-1] for value in segment.needed}
     ends = np.array([segment.last for segment in segments])
     live = set[Any]()
     for value, readers in graph.readers.items():
-        many = len(set(np.searchsorted(ends, [n for n in readers if n < turn], side="right").tolist())) > _EVERYWHERE
-        if value not in needed and not is_remade(value) and (readers[-1] >= turn or many):
+        many = (
+            len(set(np.searchsorted(ends, [n for n in readers if n < backward], side="right").tolist())) > _EVERYWHERE
+        )
+        if value not in needed and not is_remade(value) and (readers[-1] >= backward or many):
             live.add(value)
     return live
 
 
-def _turn(graph: BlockGraph, weights: set[Shape]) -> int:
+def _backward_begin(graph: BlockGraph, weights: set[Shape]) -> int:
     """The first operation of the backward pass: where values with earlier and later readers take the most bytes.
     weights: shapes of arrays that the forward pass neither makes nor saves, although a step passes such along."""
     change = np.zeros(len(graph.operations) + 1, dtype=np.int64)
@@ -380,49 +382,52 @@ def _turn(graph: BlockGraph, weights: set[Shape]) -> int:
     return int(np.argmax(np.cumsum(change)))
 
 
-def _segments(graph: BlockGraph, turn: int) -> list[_Segment]:
+def _segments(graph: BlockGraph, backward: int) -> list[_Segment]:
     """The segments of the forward pass; empty if recomputation would save little."""
     values, rows = [], []
     for value, maker in graph.place.items():
         readers = graph.readers.get(value, ())
-        if maker < turn and readers and not is_remade(value):
-            last = max((reader for reader in readers if reader < turn), default=-1)
+        if maker < backward and readers and not is_remade(value):
+            last = max((reader for reader in readers if reader < backward), default=-1)
             values.append(value)
-            rows.append((maker, last, turn <= readers[-1] < graph.end, graph.size(value)))
+            rows.append((maker, last, backward <= readers[-1] < graph.end, graph.size(value)))
     if not rows:
         return []
     lives = Lifetimes(*(np.array(column) for column in zip(*rows, strict=True)))
-    cuts, least = checkpoints(lives, turn)
-    total, loops = int(lives.bytes[lives.saved].sum()), _layer_loops(graph, turn)
+    cuts, least = checkpoints(lives, backward)
+    total, loops = int(lives.bytes[lives.saved].sum()), _layer_loops(graph, backward)
     if least > _WORTH * total:
         return []
     segments = []
-    for first, end in pairwise((0, *cuts, turn)):
+    for first, end in pairwise((0, *cuts, backward)):
         inside = np.flatnonzero(lives.saved & (lives.maker >= first) & (lives.maker < end) & (lives.last < end))
-        again = lives.bytes[inside].sum() <= _LARGE * total and loops.isdisjoint(range(first, end))
-        segments.append(_Segment(first, end, [values[k] for k in inside] if again else []))
+        worth = lives.bytes[inside].sum() <= _LARGE * total and loops.isdisjoint(range(first, end))
+        segments.append(_Segment(first, end, [values[k] for k in inside] if worth else []))
     return segments
 
 
-def _layer_loops(graph: BlockGraph, turn: int) -> set[int]:
+def _layer_loops(graph: BlockGraph, backward: int) -> set[int]:
     """The loops that run a step's layers: few, and each read by another loop. `with_recompute` handles them."""
-    loops = {n for n, operation in enumerate(graph.operations[:turn]) if operation.name == WHILE}
+    loops = {n for n, operation in enumerate(graph.operations[:backward]) if operation.name == WHILE}
     read = {
-        graph.place.get(v) for n in range(turn, graph.end) if graph.operations[n].name == WHILE for v in graph.reads[n]
+        graph.place.get(v)
+        for n in range(backward, graph.end)
+        if graph.operations[n].name == WHILE
+        for v in graph.reads[n]
     }
     return loops & read if len(loops & read) <= _FEW else set()
 
 
-def _recompute_segment(graph: BlockGraph, segment: _Segment, available: set[Any], turn: int) -> bool:
+def _recompute_segment(graph: BlockGraph, segment: _Segment, available: set[Any], backward: int) -> bool:
     """Recomputes a segment from known values, and makes the backward pass read the recomputed ones."""
-    again = [value for value in segment.needed if value not in available]
-    readers = sorted({reader for value in again for reader in graph.readers[value] if reader >= turn})
-    makers = graph.makers(again, available)
+    missing = [value for value in segment.needed if value not in available]
+    readers = sorted({reader for value in missing for reader in graph.readers[value] if reader >= backward})
+    makers = graph.makers(missing, available)
     if not makers or not readers:
         return False
     computed = {result for n in makers for result in graph.operations[n].results}
     inputs = list(dict.fromkeys(v for n in makers for v in graph.reads[n] if v not in computed))
-    gate = _gate(graph, readers, turn)
+    gate = _gate(graph, readers, backward)
     inputs += [gate] if gate is not None and gate not in inputs else []
     front = graph.operations[readers[0]]
     point, types = ir.InsertionPoint(front), [value.type for value in inputs]
@@ -430,17 +435,17 @@ def _recompute_segment(graph: BlockGraph, segment: _Segment, available: set[Any]
     twins = dict(zip(inputs, barrier.results, strict=True))
     later = {} if gate is None else {gate: twins[gate]}
     clone((graph.operations[n] for n in makers), twins, point)
-    later |= {value: twins[value] for value in again}
+    later |= {value: twins[value] for value in missing}
     for number in {n for value in later for n in graph.readers[value] if n >= readers[0]}:
         replace_operands(graph.operations[number], later)
     return True
 
 
-def _gate(graph: BlockGraph, readers: list[int], turn: int) -> Any | None:
+def _gate(graph: BlockGraph, readers: list[int], backward: int) -> Any | None:
     """The last backward value that is computed before the segment's first reader and that its readers need."""
     first = readers[0]
     read = [value for reader in readers for value in graph.reads[reader]]
-    gradients = [value for value in read if turn <= graph.place.get(value, -1) < first and graph.size(value)]
+    gradients = [value for value in read if backward <= graph.place.get(value, -1) < first and graph.size(value)]
     return max(gradients, key=lambda value: graph.place[value], default=None)
 
 

@@ -17,15 +17,15 @@ from toast_cli.xla.build import Builder
 
 
 class Writer:
-    """Writes the loop in one block; used once. deciding: of the same source. values: those of the block."""
+    """Writes the loop in one block; used once. module_ops: of the same source. values: those of the block."""
 
-    def __init__(self, source: Source, lowered: PartitionedProgram, block: Any, deciding: Deciding) -> None:
+    def __init__(self, source: Source, lowered: PartitionedProgram, block: Any, module_ops: ModuleOps) -> None:
         self._source, self._program = source, source.program
         self._build = Builder(block.owner.context)
         self._devices = Devices(self._build, lowered.axis_sizes, block.operations[0].operation)
         self.values = Values(source, lowered, self._build, self._devices)
         self._lowered = self.values.lowered
-        self._deciding = deciding
+        self._module_ops = module_ops
         self._loose: dict[Any, Any] = {}  # a value that the program does not have -> its handle in the copy, replicated
 
     def enter(self, handle: Any, value: int | None, piece: Piece) -> None:
@@ -46,7 +46,7 @@ class Writer:
         self._build.ip = ir.InsertionPoint.after(operation)
         pieces = []
         for result in read:
-            value = self._deciding.value_of(result)
+            value = self._module_ops.value_of(result)
             everywhere = replicated(result.type.rank)
             if value is not None and not (value not in self.values.pieces and result in self._loose):
                 pieces.append(self.values.anywhere(value))
@@ -72,18 +72,18 @@ class Writer:
         self._build.ip, self._build.location = ir.InsertionPoint(operation), operation.location
 
     def _operation(self, original: Any, operation: Any) -> None:
-        numbers, name = self._deciding.ops_of(original), operation.name
+        numbers, name = self._module_ops.ops_of(original), operation.name
         if name == "stablehlo.return":
             return
-        if name == WHILE and self._deciding.runs(original):
+        if name == WHILE and self._module_ops.runs(original):
             self._while(original, operation, numbers)
-        elif name in ("stablehlo.case", "stablehlo.if") and self._deciding.runs(original):
+        elif name in ("stablehlo.case", "stablehlo.if") and self._module_ops.runs(original):
             self._branches(original, operation, numbers)
         elif numbers and name == BARRIER:
             self._barrier(operation, numbers)
         elif numbers:
             self._plain(numbers[0], operation)
-        elif self._deciding.runs(original):
+        elif self._module_ops.runs(original):
             # It only determines trip counts, and is replicated.
             for k, handle in enumerate(original.operands):
                 operation.operands[k] = self._whole(handle)
@@ -123,13 +123,13 @@ class Writer:
         body = original.regions[1].blocks[0]
         ends = terminator(body).operands
         for k, init in enumerate(original.operands):
-            value = self._deciding.value_of(init)
+            value = self._module_ops.value_of(init)
             if k in carries:
                 handle = self._start(carries[k], init).handle
             elif ends[k] == body.arguments[k] and value is not None:
                 passed[k] = value, self.values.anywhere(value)
                 handle = passed[k][1].handle
-            elif (original, k) in self._deciding.kept:
+            elif (original, k) in self._module_ops.kept:
                 loose.append(k)
                 handle = self._whole(init)
             else:
@@ -232,7 +232,7 @@ class Writer:
 
     def _whole(self, handle: Any) -> Any:
         """The replicated value in the copy of a value of the original module."""
-        value = self._deciding.value_of(handle)
+        value = self._module_ops.value_of(handle)
         if value is None:
             return self._loose[handle]
         rank = len(self._program.values[value].shape)
@@ -244,7 +244,7 @@ class Writer:
 # needs them.
 
 
-class Deciding:
+class ModuleOps:
     """Answers questions about the operations and values of the module in `source`, as long as its operands do not
     change. kept: (loop, position) of the values that a loop must carry though the program does not have them."""
 

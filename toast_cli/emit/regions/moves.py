@@ -253,8 +253,8 @@ def exchange(build: Builder, devices: Devices, handle: Any, need: NeededRange, s
         parts.append(ShardRange(own_part, first, last, {k: k for k in range(shards)}))
     if not parts:
         return nothing_like(build, handle, need.dim, need.length)
-    row = in_a_row(parts, own)
-    return joined(build, devices, row, need, own) if row else put_in(build, devices, parts, need, own)
+    row = sorted_parts(parts, own)
+    return concatenated_range(build, devices, row, need, own) if row else masked_range(build, devices, parts, need, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class ShardRange:
     of: dict[int, int]
 
 
-def in_a_row(parts: list[ShardRange], own: int) -> list[tuple[int, ShardRange]]:
+def sorted_parts(parts: list[ShardRange], own: int) -> list[tuple[int, ShardRange]]:
     """The parts sorted along the dimension, each with its begin relative to the device's own shard; empty if this
     differs between devices, or if parts overlap."""
     row = []
@@ -282,7 +282,9 @@ def in_a_row(parts: list[ShardRange], own: int) -> list[tuple[int, ShardRange]]:
     return row if all(end <= begin for end, (begin, _) in zip(ends, row[1:], strict=False)) else []
 
 
-def joined(build: Builder, devices: Devices, row: list[tuple[int, ShardRange]], need: NeededRange, own: int) -> Any:
+def concatenated_range(
+    build: Builder, devices: Devices, row: list[tuple[int, ShardRange]], need: NeededRange, own: int
+) -> Any:
     """Concatenates sorted parts and slices the range from them."""
     shards = len(groups(need.axes, devices.sizes)[0])
     begins = [need.first(k) - k * own for k in range(shards)]
@@ -300,7 +302,7 @@ def joined(build: Builder, devices: Devices, row: list[tuple[int, ShardRange]], 
     return cut(build, devices, build.concatenate(handles, need.dim), need, table)
 
 
-def put_in(build: Builder, devices: Devices, parts: list[ShardRange], need: NeededRange, own: int) -> Any:
+def masked_range(build: Builder, devices: Devices, parts: list[ShardRange], need: NeededRange, own: int) -> Any:
     """Assembles the range from parts whose offsets differ between devices."""
     stretch = nothing_like(build, parts[0].handle, need.dim, need.length)
     shape = tuple(stretch.type.shape)

@@ -77,7 +77,7 @@ class Values:
             return self._remake(value, wanted)
         piece = self._moved.get((number, position), self.pieces[value])
         if piece.partial:
-            if self._goes_on(number, value):
+            if self._stays_partial(number, value):
                 return piece
             piece = self._complete_late(value)
         if piece.sharding == wanted:
@@ -131,7 +131,7 @@ class Values:
             self._program, op, operation, operands, wanted, self._build, self._devices, self._mover, self.scopes
         )
         pieces = rule_of(op.kind)(site)
-        if operands and operands[0].partial:  # see `_goes_on`
+        if operands and operands[0].partial:  # see `_stays_partial`
             first = operands[0]
             return [replace(piece, partial=first.partial, reducer=first.reducer) for piece in pieces]
         return pieces
@@ -148,7 +148,7 @@ class Values:
         """True if the readers of a partial value take it as partial, by the plan."""
         return value in self.lowered.added or value in self.lowered.summed
 
-    def _goes_on(self, number: int, value: int) -> bool:
+    def _stays_partial(self, number: int, value: int) -> bool:
         """True if an op takes a partial operand as partial: the plan has it add up equally partial values, or view
         them."""
         op = self._program.ops[number]
@@ -225,7 +225,7 @@ def completions(
     added = dict(lowered.added)
     for value, steps in list(by_value.items()):
         place = next((k for k, step in enumerate(steps) if step.before is not None and step.after is None), None)
-        cut = None if place is None else lies_as_cut(program, lowered, value, set(steps[place].axes))
+        cut = None if place is None else sliced_as_read(program, lowered, value, set(steps[place].axes))
         if place is None or not cut or (value not in cut and (place > 0 or alone is not None)):
             continue
         reduced = value if value in cut else min(cut)  # values are numbered in program order
@@ -253,7 +253,7 @@ def completions(
 Uses = list[tuple[int, int]]
 
 
-def lies_as_cut(
+def sliced_as_read(
     program: Program, lowered: PartitionedProgram, value: int, axes: set[int]
 ) -> dict[int, tuple[Sharding, Uses]]:
     """Value -> its sharding once `axes` slice it as its readers do, and its uses; also for its views and conversions.
