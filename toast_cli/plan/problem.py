@@ -18,12 +18,12 @@ from toast_cli.plan.axis_assignment import (
     SUMS,
     AxisAssigner,
     AxisAssigners,
-    DecisionSpace,
     assigned_order,
     claim_of,
     rules_of,
 )
-from toast_cli.plan.decisions import FASTEST, NONE, Decision, Goal, Plan, Replicate, Shard, canonical
+from toast_cli.plan.decision_space import DecisionSpace
+from toast_cli.plan.decisions import FASTEST, NONE, Goal, Plan, Shard, canonical
 from toast_cli.plan.loops import (
     ACCUMULATORS,
     LOOP_READS,
@@ -122,30 +122,10 @@ class Problem:
         sizes = self.mesh.sizes
         return tuple(self.axis_assigners.of(rules_of(p.form, p.space, sizes, p.closed), sizes) for p in self.patterns)
 
-    def left_to(self, decision: Decision, to: Decision) -> frozenset[int]:
-        """Other groups of the look-ups and arithmetic ops that `decision` splits and `to`, about the same group, does
-        not: candidates for the axis there."""
-        key = decision._replace(axis=0), to._replace(axis=0)
-        if key not in self._left_to:
-            self._left_to[key] = frozenset(
-                group
-                for number, pattern in enumerate(self.patterns)
-                if (number in self.pattern_work or pattern.looked_up)
-                and claim_of(pattern, decision, self.resolution_place)
-                and not claim_of(pattern, to, self.resolution_place)
-                for group in pattern.groups
-                if group != decision[0]
-            )
-        return self._left_to[key]
-
     @cached_property
     def not_reduced(self) -> frozenset[int]:
         """See `reshard.not_reduced`."""
         return not_reduced(self.program)
-
-    @cached_property
-    def _left_to(self) -> dict[tuple[Decision, Decision], frozenset[int]]:
-        return {}
 
     @cached_property
     def chosen_by(self) -> tuple[tuple[object, ...], ...]:
@@ -270,31 +250,7 @@ class Problem:
     @cached_property
     def decisions(self) -> DecisionSpace:
         """The decisions a search may take."""
-        return DecisionSpace(
-            self.program,
-            self.dimensions,
-            self.mesh,
-            self.patterns,
-            self.op_pattern,
-            self.roles,
-            self.argument_role,
-            self.argument_kind,
-            self.closed,
-            tuple(sorted(self.pattern_work)),
-            self._taking_back(),
-        )
-
-    def _taking_back(self) -> frozenset[Replicate]:
-        """`Replicate` decisions that would undo a split of arguments by `fixed`."""
-        undoing: set[Replicate] = set()
-        for argument in range(len(self.program.arguments)) if self.fixed else ():
-            pattern = self.op_pattern[argument]
-            for role in {self.argument_role[argument], self.argument_kind[argument]}:
-                for axis in range(len(self.mesh.sizes)):
-                    replicate = Replicate(role, axis)
-                    if self.choice(pattern, self.fixed) != self.choice(pattern, (*self.fixed, replicate)):
-                        undoing.add(replicate)
-        return frozenset(undoing)
+        return DecisionSpace(self)
 
 
 # ---------------------------------------------------------------- patterns

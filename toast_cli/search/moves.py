@@ -238,7 +238,7 @@ class Moves:
                 if e.axis in axes and e not in held and self.problem.roles[e.role] == LOOP_READS
             )
             for variant in self.problem.decisions.variants(unit[0]):
-                left = self.problem.left_to(unit[0], variant)
+                left = self.problem.decisions.left_to(unit[0], variant)
                 kept = tuple(variant._replace(axis=axis) for axis in axes)
                 for move in others[axes[0]]:
                     if any(o.group in left and (o.only == NONE or o.only in left) for o in move):
