@@ -21,6 +21,7 @@ from toast_cli.dimensions import analyse
 from toast_cli.frontend import Source, load
 from toast_cli.hardware import Spec
 from toast_cli.hardware.spec import parse_spec
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import NONE, Plan, Replicate, Shard
 from toast_cli.plan.lower import lower as lower_plan
 from toast_cli.plan.problem import Problem, make_problem
@@ -180,7 +181,7 @@ def _sequence_group(problem: Problem, plan: Plan) -> int | None:
 def random_plan(problem: Problem, seed: int) -> Plan:
     """Two to five of the problem's decisions, in canonical order."""
     rng = random.Random(seed)
-    choices = problem.decisions.choices
+    choices = decision_space(problem).choices
     return problem.canonical(tuple(rng.sample(choices, min(len(choices), rng.randint(2, 5)))))
 
 

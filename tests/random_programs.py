@@ -20,6 +20,7 @@ from jax import lax
 from programs import Case, arg, case_on, source_of
 
 from toast_cli.frontend import Source
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.search.moves import subject
@@ -115,10 +116,10 @@ def source_by(seed: int, loops: bool) -> Source:
 def plans(problem: Problem) -> st.SearchStrategy[Plan]:
     """Plans of at most six decisions: each group takes each axis once in a part of the program, `Replicate` stands
     last."""
-    if not problem.decisions.choices:
+    if not decision_space(problem).choices:
         return st.just(())
-    choices = problem.decisions.choices
-    offered = [*choices, *(part for decision in choices for part in problem.decisions.parts(decision))]
+    choices = decision_space(problem).choices
+    offered = [*choices, *(part for decision in choices for part in decision_space(problem).parts(decision))]
     return st.lists(st.sampled_from(offered), max_size=6, unique_by=_place).map(
         lambda found: tuple(sorted(found, key=lambda d: isinstance(d, Replicate)))
     )

@@ -18,6 +18,7 @@ from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.candidates.ask_compiler import known_strategies
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import Outcome
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.comparison import compare, with_compiled
@@ -88,7 +89,7 @@ def test_spellings_of_one_plan_are_not_different() -> None:
     plan = strategy(problem, "data-parallel x megatron")
     swapped = problem.canonical(tuple(d._replace(axis=1 - d.axis) for d in plan))
     idle = next(
-        (*plan, d) for d in problem.decisions.choices if isinstance(d, Replicate) and d.axis == 0
+        (*plan, d) for d in decision_space(problem).choices if isinstance(d, Replicate) and d.axis == 0
     )  # nothing rests so
     assert evaluator.parts(swapped) != evaluator.parts(plan)
     for same in (plan, swapped, idle):

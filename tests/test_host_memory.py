@@ -12,6 +12,7 @@ from programs import Case, evaluator_of, round_mesh, source_of_text
 from toast_cli import xla
 from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.frontend import Source, load
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.program.values import moved, on_host
 
 A = "tensor<64x32xf32>"
@@ -81,7 +82,7 @@ def case_of_text(text: str, rate: float = 0.0) -> Case:
 
 def split(case: Case) -> Any:
     """The first dimension over all devices."""
-    return (case.problem.decisions.choices[0],)
+    return (decision_space(case.problem).choices[0],)
 
 
 def test_a_moment_on_the_host() -> None:

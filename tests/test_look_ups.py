@@ -12,6 +12,7 @@ import pytest
 from emitted import collectives, compiled, on_cpu, worst_error
 from programs import Case, arg, case_of, round_mesh
 
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import LOOK_UPS, Plan
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.price.memo import OpShardingMemo
@@ -65,7 +66,7 @@ def test_the_features_have_the_axis_in_look_ups(unless: str, looked_up: list[str
 def test_it_is_offered_for_what_indices_have_and_tables_have_not() -> None:
     case = trained()
     offered = {group for group in range(len(case.problem.dimensions.groups)) for d in [case.shard("ids.0", "data")]
-               if case.problem.decisions.offers(d._replace(group=group, sides=(), unless=LOOK_UPS))}  # fmt: skip
+               if decision_space(case.problem).offers(d._replace(group=group, sides=(), unless=LOOK_UPS))}  # fmt: skip
     assert offered == {case.group("ids.0"), case.group("ids.1")}
 
 

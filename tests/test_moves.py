@@ -14,6 +14,7 @@ from sweeps import sweep
 from toast_cli.dimensions import analyse
 from toast_cli.frontend import load
 from toast_cli.hardware import load_spec
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import NONE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.price.evaluator import Evaluator
@@ -31,7 +32,7 @@ def refuse(problem: Problem, before: Plan, edit: Edit, after: Plan) -> str:
         "nothing changed": after == before,
         "something is decided twice": len(set(subjects)) < len(subjects),
         "not what it was to start with": after[: len(problem.fixed)] != problem.fixed,
-        "decisions that are not offered": not all(map(problem.decisions.offers, after[len(problem.fixed) :])),
+        "decisions that are not offered": not all(map(decision_space(problem).offers, after[len(problem.fixed) :])),
         "other decisions": set(after) != (set(before) - set(edit.out)) | set(edit.into),
     }
     return ", ".join(reason for reason, holds in reasons.items() if holds)
@@ -88,9 +89,9 @@ def a_pair(problem: Problem) -> tuple[Shard, Shard]:
     """Decisions about one group over two axes, the first of which holds in some ops only."""
     one = next(
         to._replace(axis=0)
-        for d in problem.decisions.choices
+        for d in decision_space(problem).choices
         if isinstance(d, Shard)
-        for to in problem.decisions.variants(d)
+        for to in decision_space(problem).variants(d)
         if isinstance(to, Shard) and to.unless != NONE
     )
     return one, one._replace(axis=1, unless=NONE)
@@ -98,7 +99,7 @@ def a_pair(problem: Problem) -> tuple[Shard, Shard]:
 
 def test_what_is_decided_about_one_axis_can_be_decided_about_another() -> None:
     problem = problem_of("mlp_tiny")
-    free = [d for d in problem.decisions.choices if isinstance(d, Shard) and d.axis == 0]
+    free = [d for d in decision_space(problem).choices if isinstance(d, Shard) and d.axis == 0]
     first = (free[0], next(d for d in free if d.group != free[0].group))
     both = {edit.into for edit in edits("axes", problem, (*first, free[0]._replace(axis=1)))}
     assert tuple(d._replace(axis=1) for d in first) in both
@@ -116,9 +117,9 @@ def test_one_or_all_decisions_about_a_dimension_come_to_hold_in_a_part_only() ->
     problem = problem_of("vit_tiny")
     part = next(
         to
-        for d in problem.decisions.choices
+        for d in decision_space(problem).choices
         if isinstance(d, Shard) and d.axis == 0
-        for to in problem.decisions.parts(d)
+        for to in decision_space(problem).parts(d)
         if isinstance(to, Shard)
     )
     plan = (part._replace(only=NONE), part._replace(axis=1, only=NONE))
@@ -148,7 +149,7 @@ def test_additions_come_in_the_order_of_the_seconds_at_stake() -> None:
 
 def test_a_kind_of_arguments_can_rest_whole_over_all_axes_at_once() -> None:
     problem = problem_of("mlp_tiny")
-    kept, groups = next(iter(problem.decisions.rests.items()))
+    kept, groups = next(iter(decision_space(problem).rests.items()))
     plan = problem.canonical(tuple(Shard(min(groups), axis) for axis in (0, 1)))
     together = {edit.into for edit in edits("storage", problem, plan)}
     assert (kept._replace(axis=0), kept._replace(axis=1)) in together

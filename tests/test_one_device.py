@@ -11,6 +11,8 @@ from jax.experimental import io_callback
 from programs import Case, arg, case_of, evaluator_of, round_mesh, source_of_text
 from test_gathered import partitioned, promised
 
+from toast_cli.plan.decision_space import decision_space
+
 X, W = arg(64, 32), arg(32, 64)
 ALL = ("data", "model")
 
@@ -100,6 +102,6 @@ func.func public @main(%low: tensor<f32>, %high: tensor<f32>, %x: tensor<64x32xf
 def test_random_numbers_for_all_are_those_of_one(form: Any) -> None:
     source = source_of_text(NOISE)
     case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
-    plan = (case.problem.decisions.choices[0],)
+    plan = (decision_space(case.problem).choices[0],)
     assert promised(case, plan) == {("all-reduce", ALL): 64 * 32 * 4}
     assert partitioned(case, plan, form) == promised(case, plan)

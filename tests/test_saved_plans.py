@@ -19,6 +19,7 @@ from toast_cli.base.errors import InputError
 from toast_cli.cli import main
 from toast_cli.hardware import load_spec
 from toast_cli.pipeline import choose_meshes
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.saved import SavedPlan, apply_plan, carried_over, read_plan, save_plan
 from toast_cli.request import Request
@@ -131,10 +132,10 @@ def test_nothing_is_left_to_search_unless_asked(tmp_path: Path) -> None:
     case = train()
     plan = fsdp_megatron(case)
     applied = apply_plan(case.problem, saved(case, plan, tmp_path))
-    assert applied.fixed == plan and applied.decisions.choices == ()
+    assert applied.fixed == plan and decision_space(applied).choices == ()
     whole = apply_plan(case.problem, saved(case, plan, tmp_path), complete=True)
     kept_whole = Replicate(case.problem.roles.index("weights"), 1)  # would take back that the plan stores weights split
-    assert whole.decisions.choices == tuple(d for d in case.problem.decisions.choices if d != kept_whole)
+    assert decision_space(whole).choices == tuple(d for d in decision_space(case.problem).choices if d != kept_whole)
 
 
 WRONG = [

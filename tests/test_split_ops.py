@@ -14,6 +14,7 @@ from jaxlib.mlir.dialects import stablehlo
 from op_kinds import OPS, TEXTS
 
 from toast_cli.emit.regions.rules import RULES
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.sharding import Sharding
 
@@ -43,7 +44,7 @@ def planned(name: str) -> Planned:
 
 def plans(at: Planned) -> list[Plan]:
     """Each dimension class over an axis of 4, and two of them over axes of 4 and 2; those that do something else."""
-    choices = [d for d in at.evaluator.problem.decisions.choices if isinstance(d, Shard)]
+    choices = [d for d in decision_space(at.evaluator.problem).choices if isinstance(d, Shard)]
     single = [(d,) for d in choices if d.axis == 0]
     pairs: list[Plan] = [
         (*one, two) for one in single for two in choices if two.axis == 1 and two.group != one[0].group

@@ -11,6 +11,7 @@ from programs import SAMPLES, round_mesh, sample
 
 from toast_cli.base.errors import InputError, ToastError, UsageError
 from toast_cli.cli.app import run
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem, make_problem
 from toast_cli.price.evaluator import Evaluator
@@ -193,9 +194,9 @@ def test_the_search_keeps_nothing_whole_that_a_tactic_splits_at_rest(
     requests: list[str], whole: set[tuple[str, str]]
 ) -> None:
     of = parse_tactics(requests).state(problem("t2b_tiny"))
-    assert kept(of, of.decisions.choices) == whole
+    assert kept(of, decision_space(of).choices) == whole
     arguments = {of.op_pattern[number] for number in range(len(of.program.arguments))}
-    for rest in of.decisions.rests:
+    for rest in decision_space(of).rests:
         assert all(of.choice(one, of.fixed) == of.choice(one, (*of.fixed, rest)) for one in arguments)
 
 

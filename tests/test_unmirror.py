@@ -7,6 +7,7 @@ import pytest
 from programs import arg, evaluator_of, mesh_of, round_mesh, sample, source_of
 
 from toast_cli.dimensions import analyse
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import Shard
 from toast_cli.plan.problem import make_problem
 from toast_cli.plan.saved import mirrored_groups, unmirror, unmirrored
@@ -36,7 +37,7 @@ def test_a_plan_means_the_same_for_a_problem_taken_apart() -> None:
         wide, parts = unmirror(problem, mirrored_groups(problem))
         assert parts
         plain, apart = Evaluator(problem), Evaluator(wide)
-        shards = [d for d in problem.decisions.choices if isinstance(d, Shard)]
+        shards = [d for d in decision_space(problem).choices if isinstance(d, Shard)]
         for plan in ((), tuple(shards[:3]), tuple(reversed(shards[-5:])), tuple(shards[::3])):
             expected = plain.exact_cost(plan)
             found = apart.exact_cost(unmirrored(plan, parts))

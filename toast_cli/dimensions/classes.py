@@ -5,7 +5,6 @@ Near-linear in the number of ops; each distinct rule is processed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -263,11 +262,12 @@ def _make_form(rule: Rule, pieces: dict[int, list[int]], extents: dict[int, list
     operands = tuple(map(place, rule.operands))
     results = tuple(map(place, rule.results))
     majors: list[set[int]] = [set() for _ in sizes]
-    for parts in _dimensions(operands + results):
-        for k, part in enumerate(parts):
-            majors[part].update(parts[:k])
-    said = tuple(tuple(sorted(m)) for m in majors)
-    return Form(tuple(sizes), tuple(kinds), tuple(divisors), operands, results, said)
+    for dims in operands + results:
+        for parts in dims:
+            for k, part in enumerate(parts):
+                majors[part].update(parts[:k])
+    sorted_majors = tuple(tuple(sorted(m)) for m in majors)
+    return Form(tuple(sizes), tuple(kinds), tuple(divisors), operands, results, sorted_majors)
 
 
 def _kind(rule: Rule, factor: int, blocked: set[int]) -> FactorKind:
@@ -278,11 +278,6 @@ def _kind(rule: Rule, factor: int, blocked: set[int]) -> FactorKind:
     if factor in rule.permutation:
         return FactorKind.PERMUTATION
     return FactorKind.PARALLEL
-
-
-def _dimensions(arrays: tuple[tuple[tuple[int, ...], ...], ...]) -> Iterator[tuple[int, ...]]:
-    for dims in arrays:
-        yield from dims
 
 
 # ---------------------------------------------------------------- names and their products

@@ -7,17 +7,20 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from toast_cli.dimensions.model import FactorKind
 from toast_cli.plan.axis_assignment import claim_of, is_looked_up_by
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Replicate, Shard
 from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS
+from toast_cli.plan.problem import Problem
+from toast_cli.program.model import once
 from toast_cli.program.ops import ARGUMENT, DOT_GENERAL
 from toast_cli.program.roles import INPUTS, WEIGHTS, views
 
-if TYPE_CHECKING:
-    from toast_cli.plan.problem import Problem
+
+@once
+def decision_space(problem: Problem) -> DecisionSpace:
+    return DecisionSpace(problem)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from toast_cli.plan.axis_assignment import (
     claim_of,
     rules_of,
 )
-from toast_cli.plan.decision_space import DecisionSpace
 from toast_cli.plan.decisions import FASTEST, NONE, Goal, Plan, Shard, canonical
 from toast_cli.plan.loops import (
     ACCUMULATORS,
@@ -246,11 +245,6 @@ class Problem:
         Equal axes are not interchangeable then."""
         restricted = self.fixed or self.closed or self.goal.axes
         return bool(restricted) or any(p.closed or any(p.result_pins) or any(p.operand_pins) for p in self.patterns)
-
-    @cached_property
-    def decisions(self) -> DecisionSpace:
-        """The decisions a search may take."""
-        return DecisionSpace(self)
 
 
 # ---------------------------------------------------------------- patterns

@@ -18,6 +18,7 @@ from typing import Any
 from toast_cli.base.errors import InputError
 from toast_cli.base.files import read_json, typed
 from toast_cli.dimensions.model import Dimensions, Group
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import ASIDE, LOOK_UPS, NONE, SUMMED, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import OpPattern
@@ -145,7 +146,8 @@ def carried_over(problem: Problem, saved: SavedPlan) -> tuple[Plan, list[str]]:
     sizes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
     wanted = [t for d in saved.decisions for t in (d.group, d.unless, d.only) if t is not None]
     matches = match(wanted, traits_of(problem))
-    useful = {(d.group, d.axis) for d in replace(problem, closed=frozenset()).decisions.choices if isinstance(d, Shard)}
+    choices = decision_space(replace(problem, closed=frozenset())).choices
+    useful = {(d.group, d.axis) for d in choices if isinstance(d, Shard)}
     plan: list[Decision] = []
     notes: list[str] = []
     for number, decision in enumerate(saved.decisions, 1):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, permutations, takewhile
 from typing import NamedTuple
 
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import NONE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.loops import ACCUMULATORS, LOOP_READS
 from toast_cli.plan.problem import Problem
@@ -39,7 +40,7 @@ def suited(problem: Problem, plan: Plan) -> Plan:
     decisions = list(problem.fixed)
     subjects = {subject(d) for d in decisions if isinstance(d, Shard)}
     for decision in plan:
-        if problem.decisions.offers(decision) and (
+        if decision_space(problem).offers(decision) and (
             subject(decision) not in subjects if isinstance(decision, Shard) else decision not in decisions
         ):
             decisions.append(decision)
@@ -95,14 +96,14 @@ class Moves:
 
     def __init__(self, problem: Problem, seconds: Callable[[Plan], GroupSeconds] | None = None) -> None:
         self.problem, self._seconds = problem, seconds
-        self.choices = problem.decisions.choices
+        self.choices = decision_space(problem).choices
         self.macros = _macros(problem)
         self._loop_edges = [
             d for d in self.choices if isinstance(d, Replicate) and problem.roles[d.role] in (ACCUMULATORS, LOOP_READS)
         ]
         # (group, axis) -> decisions to replicate arguments that this split would divide.
         self._storage: dict[tuple[int, int], list[Replicate]] = defaultdict(list)
-        for kept, groups in problem.decisions.rests.items():
+        for kept, groups in decision_space(problem).rests.items():
             for group in groups:
                 self._storage[group, kept.axis].append(kept)
 
@@ -147,7 +148,7 @@ class Moves:
     def axes(self, plan: Plan) -> list[Edit]:
         """Moves, swaps or copies all decisions on an axis; for groups split over two axes, swaps the decisions' scopes,
         sides or axes."""
-        decisions, offers = self.held(plan), self.problem.decisions.offers
+        decisions, offers = self.held(plan), decision_space(self.problem).offers
         axes = sorted({d.axis for d in decisions})
         about = {axis: tuple(d for d in decisions if d.axis == axis) for axis in axes}
         edits = [Edit(move, move) for move in about.values()] if len(axes) > 1 else []
@@ -172,7 +173,7 @@ class Moves:
     def scopes(self, plan: Plan) -> list[Edit]:
         """Changes the side or the scope of a decision, or of all decisions about its group on any axis: they exempt
         some ops, or apply only to ops that also have another group."""
-        edits, decisions = list[Edit](), self.problem.decisions
+        edits, decisions = list[Edit](), decision_space(self.problem)
         for unit in self._by_group(plan):
             variants = (to for d in unit for to in (*decisions.variants(d), *decisions.parts(d)))
             into = (tuple(to._replace(axis=d.axis) for d in unit) for to in variants)
@@ -182,7 +183,7 @@ class Moves:
     def additions(self, plan: Plan) -> list[Edit]:
         """Adds a decision that exempts some ops, takes another side of a conflict, or applies to a part of the
         program."""
-        decisions, offered = self.problem.decisions, set(self.choices)
+        decisions, offered = decision_space(self.problem), set(self.choices)
         variants = (to for d in self._absent(plan) for to in (*decisions.variants(d), *decisions.parts(d)))
         return self._by_stake(plan, (to for to in variants if to not in offered))
 
@@ -191,7 +192,7 @@ class Moves:
         arguments it affects replicated."""
         split, held = {d[:2] for d in plan if isinstance(d, Shard)}, set(plan)
         kept: dict[int, list[Decision]] = defaultdict(list)
-        for decision, groups in self.problem.decisions.rests.items():
+        for decision, groups in decision_space(self.problem).rests.items():
             if decision not in held and any((group, decision.axis) in split for group in groups):
                 kept[decision.role].append(decision)
         edits = [Edit((), (decision,)) for decisions in kept.values() for decision in decisions]
@@ -218,7 +219,7 @@ class Moves:
         """Hands some ops from a group's decisions over to another group on the same axes: the sequence is split except
         in attention, where the heads are (Ulysses); the batch is split except in look-ups, where the features are. A
         variant also gathers loop-invariant arrays before loops."""
-        subjects, held, offers = _subjects(plan), set(plan), self.problem.decisions.offers
+        subjects, held, offers = _subjects(plan), set(plan), decision_space(self.problem).offers
         others: dict[int, list[tuple[Shard, ...]]] = defaultdict(list)  # axis -> decisions that may take the ops over
         for move in (*((d,) for d in self.choices), *self.macros):
             shards = tuple(
@@ -227,7 +228,7 @@ class Moves:
             if len(shards) == len(move):
                 others[move[0].axis].append(shards)
             if len(shards) == len(move) == 1:
-                parts = self.problem.decisions.parts(shards[0])
+                parts = decision_space(self.problem).parts(shards[0])
                 others[move[0].axis] += [(part,) for part in parts if isinstance(part, Shard)]
         edits = []
         for unit in self._by_group(plan):
@@ -237,8 +238,8 @@ class Moves:
                 for e in self._loop_edges
                 if e.axis in axes and e not in held and self.problem.roles[e.role] == LOOP_READS
             )
-            for variant in self.problem.decisions.variants(unit[0]):
-                left = self.problem.decisions.left_to(unit[0], variant)
+            for variant in decision_space(self.problem).variants(unit[0]):
+                left = decision_space(self.problem).left_to(unit[0], variant)
                 kept = tuple(variant._replace(axis=axis) for axis in axes)
                 for move in others[axes[0]]:
                     if any(o.group in left and (o.only == NONE or o.only in left) for o in move):
@@ -308,7 +309,7 @@ def _macros(problem: Problem) -> list[DecisionSequence]:
     all groups of the weights, the largest first."""
     weights, groups = problem.weight_bytes, problem.dimensions.groups
     together: dict[tuple[str, int, int], list[Shard]] = defaultdict(list)
-    for d in problem.decisions.choices:
+    for d in decision_space(problem).choices:
         if isinstance(d, Shard) and not any(d.sides) and d.unless == NONE:
             together["group", d.group, 0].append(d)
             together["family", groups[d.group].family, d.axis].append(d)

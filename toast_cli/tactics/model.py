@@ -14,6 +14,7 @@ from math import prod
 from toast_cli.base.errors import UsageError
 from toast_cli.base.yamltree import nearest
 from toast_cli.plan.axis_assignment import START, assigned_order, claim_of
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import NONE, Decision, Plan, Replicate, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import ROLES, STATE, WEIGHTS
@@ -60,10 +61,6 @@ class DoesNotApply(Exception):  # noqa: N818 - often no error at all: most tacti
     """The reason why a tactic does not apply to a program on a mesh."""
 
 
-def _find_none(name: str) -> Tactic:
-    raise UsageError(f"no tactic {name!r} is known here", where="tactic")
-
-
 @dataclass(frozen=True)
 class Look:
     """A program as a tactic sees it, with the `axes` (mesh axis numbers) that the tactic decides over."""
@@ -72,8 +69,6 @@ class Look:
     axes: tuple[int, ...]
     # Axes that other tactics of the same request split the batch over.
     busy: frozenset[int] = frozenset()
-    # Finds other tactics by name, for `use`.
-    find: Callable[[str], Tactic] = _find_none
 
     def groups(self, name: str) -> list[int]:
         """Class groups with this role, word of `WORDS`, or name in the report; those with most weight bytes first."""
@@ -147,7 +142,7 @@ class Look:
         whose tokens are still in sequence: an all-to-all then brings tokens to their experts.
         """
         splits = self.split("experts")
-        elsewhere = self.problem.decisions.met_elsewhere
+        elsewhere = decision_space(self.problem).met_elsewhere
         decisions: list[Decision] = []
         for decision in splits:
             if isinstance(decision, Shard) and decision.axis in self.busy:
@@ -159,7 +154,7 @@ class Look:
 
     def use(self, *names: str) -> list[Decision]:
         """The decisions of other named tactics."""
-        return [decision for name in names for decision in self.find(name).decide(self)]
+        return [decision for name in names for decision in find_tactic(name).decide(self)]
 
     def divides(self, group: int, axis: int) -> bool:
         """Whether some dimension of the group can be split over the axis."""
@@ -360,7 +355,7 @@ def _survey(problem: Problem, tactic: Tactic) -> Applies:
         if size == 1:
             continue
         try:
-            plan = effective(problem, tuple(tactic.decide(Look(problem, (axis,), find=find_tactic))))
+            plan = effective(problem, tuple(tactic.decide(Look(problem, (axis,)))))
         except DoesNotApply as why:
             reason = str(why)
             continue

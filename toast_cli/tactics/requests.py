@@ -186,7 +186,7 @@ def place(requests: Sequence[TacticRequest], mesh: Mesh, shares: Mapping[int, tu
 def compose(problem: Problem, placed: Placed) -> Plan:
     """The combined decisions of the requests, in order of priority. Raises UsageError for one that does not apply."""
     batch = {k for k, group in enumerate(problem.dimensions.groups) if group.role == "batch"}
-    looks = [Look(problem, tuple(a for a in axes if problem.mesh.sizes[a] > 1), find=find_tactic) for _, axes in placed]
+    looks = [Look(problem, tuple(a for a in axes if problem.mesh.sizes[a] > 1)) for _, axes in placed]
     busy: set[int] = set()
     for (request, _), look in zip(placed, looks, strict=True):
         if request.tactic.place >= 0:

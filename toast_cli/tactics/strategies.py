@@ -11,6 +11,7 @@ from math import isclose
 from typing import TypeVar
 
 from toast_cli.base.errors import UsageError
+from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import Plan, Shard
 from toast_cli.plan.problem import Problem
 from toast_cli.price.cost import Cost
@@ -111,7 +112,7 @@ def _plans_of_strategy(problem: Problem, name: str) -> PlansByAxes | UsageError:
 def starting_plans(problem: Problem) -> list[Plan]:
     """The starting plans of a search: every assignment of axes of every strategy and pair of `EVERY` that applies."""
     plans: list[Plan] = []
-    for name in EVERY if problem.decisions.choices else ():
+    for name in EVERY if decision_space(problem).choices else ():
         with suppress(UsageError):
             plans += plans_of_strategy(problem, name).values()
     return list(dict.fromkeys(plans))
@@ -191,7 +192,7 @@ def preferred(best: PricedResult, elsewhere: Iterable[PricedResult] = ()) -> Pri
 def _adds_to(problem: Problem, plan: Plan) -> bool:
     """Whether a plan begins with the problem's fixed decisions, and what it adds takes none of these back."""
     fixed = len(problem.fixed)
-    return plan[:fixed] == problem.fixed and all(map(problem.decisions.offers, plan[fixed:]))
+    return plan[:fixed] == problem.fixed and all(map(decision_space(problem).offers, plan[fixed:]))
 
 
 def _simplest(strategies: list[tuple[PricedStrategy, PricedResult]]) -> tuple[PricedStrategy, PricedResult]:
