@@ -7,7 +7,7 @@ classes joined into *groups*, and for every group the *components* of its confli
 from __future__ import annotations
 
 from toast_cli.dimensions.classes import classify
-from toast_cli.dimensions.conflicts import families, find_conflicts, mirrored_groups
+from toast_cli.dimensions.conflicts import find_conflicts, mirrored_groups
 from toast_cli.dimensions.model import Dimensions as Dimensions
 from toast_cli.dimensions.model import Form as Form
 from toast_cli.dimensions.model import Group as Group
@@ -30,12 +30,11 @@ def analyse(program: Program) -> Dimensions:
     owned: list[list[int]] = [[] for _ in members]
     for number, resolution in enumerate(conflicts.resolutions):
         owned[resolution.group].append(number)
-    family = families(program, classes, members)
     crowded = {resolution.group for resolution in conflicts.resolutions}
     named = name_groups(program, classes, class_group, len(members), crowded)
     sizes = [max(classes.sizes[c] for c in group) for group in members]
     groups = tuple(
-        Group(label.name, tuple(group), sizes[k], tuple(owned[k]), label.members, family[k], label.role)
+        Group(label.name, tuple(group), sizes[k], tuple(owned[k]), label.members, label.role)
         for k, (group, label) in enumerate(zip(members, named, strict=True))
     )
     return Dimensions(

@@ -312,25 +312,6 @@ def _fingerprints(program: Program, classes: Classes) -> list[frozenset[tuple[ob
     return [frozenset((some or any_op).items()) for some, any_op in zip(heavy, light, strict=True)]
 
 
-def families(program: Program, classes: Classes, groups: list[list[int]]) -> list[int]:
-    """[groups] number of the family of each: groups with the same roles in heavy ops, whatever their sizes and counts.
-
-    The widths of a convolutional network are one family though no two of them are mirror images.
-    """
-    roles: list[set[object]] = [set() for _ in classes.sizes]
-    for number, op in enumerate(program.ops):
-        if op.kind.heavy:
-            form = classes.forms[number]
-            for factor, member in enumerate(classes.factor_classes[number]):
-                roles[member].add((op.name, form.kinds[factor], tuple(factor in s for d in form.operands for s in d)))
-    numbers: dict[object, int] = {}
-    family: list[int] = []
-    for k, members in enumerate(groups):
-        key = frozenset().union(*(roles[m] for m in members))
-        family.append(numbers.setdefault(key or ("alone", k), len(numbers)))
-    return family
-
-
 def _separate(classes: Classes, buckets: dict[object, list[int]]) -> dict[int, int]:
     """A colour per class such that classes of one bucket that occur in one op differ; greedy, in class order."""
     bucket_of = {c: k for k, members in enumerate(buckets.values()) if len(members) > 1 for c in members}

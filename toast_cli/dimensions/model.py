@@ -63,9 +63,8 @@ class Group:
     """Classes that are decided together: mirror images of each other (every layer's d_ff), or one stencil apart.
 
     `name` is shown in reports ("batch", "heads"); `size` the largest class's elements; `resolutions` the resolution
-    groups it owns; `members` a few argument dimensions that have it ("params['w'].0"); `family` a number shared with
-    groups of the same roles at other sizes; `role` its role in the program ("batch", "heads", "experts"; see
-    `naming`), or "".
+    groups it owns; `members` a few argument dimensions that have it ("params['w'].0"); `role` its role in the program
+    ("batch", "heads", "experts"; see `naming`), or "".
     """
 
     name: str
@@ -73,7 +72,6 @@ class Group:
     size: int
     resolutions: tuple[int, ...]
     members: tuple[str, ...]
-    family: int
     role: str = ""
 
 

@@ -305,18 +305,12 @@ NEIGHBOURHOODS: dict[str, Neighbourhood] = {
 
 
 def _macros(problem: Problem) -> list[DecisionSequence]:
-    """Macros, decisions that often pay off only together: one group over all axes; a family of groups over one axis, or
-    all groups of the weights, the largest first."""
-    weights, groups = problem.weight_bytes, problem.dimensions.groups
-    together: dict[tuple[str, int, int], list[Shard]] = defaultdict(list)
+    """Macros, decisions that often pay off only together: one group over all axes."""
+    over_axes: dict[int, list[Shard]] = defaultdict(list)
     for d in decision_space(problem).choices:
         if isinstance(d, Shard) and not any(d.sides) and d.unless == NONE:
-            together["group", d.group, 0].append(d)
-            together["family", groups[d.group].family, d.axis].append(d)
-            if d.group in weights:
-                together["weights", 0, d.axis].append(d)
-    macros = [tuple(sorted(members, key=lambda d: -weights.get(d.group, 0))) for members in together.values()]
-    return [move for move in dict.fromkeys(macros) if len(move) > 1]
+            over_axes[d.group].append(d)
+    return [tuple(shards) for shards in over_axes.values() if len(shards) > 1]
 
 
 def _subjects(plan: Plan) -> set[tuple[int, int, int]]:
