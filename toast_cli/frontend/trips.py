@@ -146,8 +146,8 @@ def _mean_over(outer: Any, operation: Any) -> list[float] | None:
         return None
     counters = []  # carried integer, its first value, and what each trip adds to it
     for k, argument in enumerate(outer.regions[1].blocks[0].arguments):
-        first = _constant(outer.operands[k])
-        step = None if first is None else _step(k, outer)
+        first = constant_of(outer.operands[k])
+        step = None if first is None else step_of(k, outer)
         if first is not None and step:
             counters.append((argument, first, step))
     runs: list[list[int]] = []
@@ -164,7 +164,7 @@ def _decided(operation: Any, counters: Counters) -> list[int] | None:
     if operation.name == WHILE:
         count = trip_count(operation, counters)
         return None if count is None else [count]
-    number, branches = _constant(operation.operands[0], counters), len(operation.regions)
+    number, branches = constant_of(operation.operands[0], counters), len(operation.regions)
     chosen = number if number is not None and 0 <= number < branches else branches - 1
     return None if number is None else [int(branch == chosen) for branch in range(branches)]
 
@@ -213,7 +213,7 @@ def _compared(
     counter, bound = _counter(left, operation), right
     if counter is None:
         counter, bound, direction = _counter(right, operation), left, SWAPPED[direction]
-    step = None if counter is None else _step(counter, operation)
+    step = None if counter is None else step_of(counter, operation)
     if counter is None or not step:
         return None
     (base, first), (other, last) = _number(operation.operands[counter], counters), _number(bound, counters)
@@ -230,7 +230,7 @@ def _most(value: Any, depth: int = 4) -> int | None:
     constant."""
     producer = _producer(value := _origin(value))
     if not depth or producer is None or producer.name not in ("stablehlo.minimum", "stablehlo.clamp"):
-        return _constant(value)
+        return constant_of(value)
     operands = producer.operands if producer.name == "stablehlo.minimum" else list(producer.operands)[2:]
     return min((most for operand in operands if (most := _most(operand, depth - 1)) is not None), default=None)
 
@@ -279,13 +279,13 @@ def _number(value: Any, counters: Counters) -> Number:
     offset = 0
     while True:
         value = _origin(value)
-        constant, producer = _constant(value, counters), _producer(value)
+        constant, producer = constant_of(value, counters), _producer(value)
         if constant is not None:
             return None, offset + constant
         if producer is None or producer.name not in (ADD, SUBTRACT):
             return value, offset
         sign = 1 if producer.name == ADD else -1
-        left, right = (_constant(operand, counters) for operand in producer.operands)
+        left, right = (constant_of(operand, counters) for operand in producer.operands)
         if right is not None:
             value, offset = producer.operands[0], offset + sign * right
         elif left is not None and sign == 1:
@@ -294,19 +294,19 @@ def _number(value: Any, counters: Counters) -> Number:
             return value, offset
 
 
-def _constant(value: Any, counters: Counters = NO_COUNTERS) -> int | None:
+def constant_of(value: Any, counters: Counters = NO_COUNTERS) -> int | None:
     """The value of an integer, if it follows from constants and counters of loops around it."""
     producer = _producer(value := _origin(value))
     if producer is not None and producer.name == WHILE:
         # The final counter of an earlier loop, which bounds the loop of its gradient (TensorFlow).
         number = value.result_number
-        start, count, step = _constant(producer.operands[number]), trip_count(producer), _step(number, producer)
+        start, count, step = constant_of(producer.operands[number]), trip_count(producer), step_of(number, producer)
         return None if start is None or count is None or step is None else start + count * step
     elements = known_numbers(value, counters)
     return None if elements is None or elements.size != 1 else int(elements.flat[0])
 
 
-def _step(counter: int, operation: Any) -> int | None:
+def step_of(counter: int, operation: Any) -> int | None:
     """The constant that each iteration of a loop adds to carried value number `counter`."""
     body = operation.regions[1].blocks[0]
     producer = _producer(_through(terminator(body).operands[counter]))
@@ -315,9 +315,9 @@ def _step(counter: int, operation: Any) -> int | None:
     sign = 1 if producer.name == ADD else -1
     left, right = (_through(operand) for operand in producer.operands)
     if left == body.arguments[counter]:
-        step = _constant(right)
+        step = constant_of(right)
     elif right == body.arguments[counter] and sign == 1:
-        step = _constant(left)
+        step = constant_of(left)
     else:
         return None
     return None if step is None else sign * step

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toast_cli import xla
-from toast_cli.frontend.known_numbers import known_numbers
-from toast_cli.frontend.trips import trip_count
+from toast_cli.frontend.trips import constant_of, step_of, trip_count
 from toast_cli.program.ops import ADD, CONVERT, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESHAPE, SELECT, WHILE
 from toast_cli.rewrite.block_graph import BlockGraph, before_reshape, erase_unread
 from toast_cli.xla import ir
@@ -337,7 +336,7 @@ def yielded(loop: Any) -> list[Any]:
 
 def index_of(value: Any, loop: Any) -> Index | None:
     """An integer of a loop's body as a linear function of a counter; None if it is not one."""
-    number = _constant(value)
+    number = constant_of(value)
     if number is not None:
         return Index(-1, 0, number)
     if isinstance(value, ir.BlockArgument):
@@ -351,7 +350,7 @@ def index_of(value: Any, loop: Any) -> Index | None:
         is_less = getattr(asks, "name", "") == "stablehlo.compare" and "LT" in str(
             asks.attributes["comparison_direction"]
         )
-        negative = is_less and asks.operands[0] == maker.operands[2] and _constant(asks.operands[1]) == 0
+        negative = is_less and asks.operands[0] == maker.operands[2] and constant_of(asks.operands[1]) == 0
         return index_of(maker.operands[2], loop) if negative else None
     if maker.name not in (ADD, "stablehlo.subtract"):
         return None
@@ -362,19 +361,13 @@ def index_of(value: Any, loop: Any) -> Index | None:
     return Index(max(left.counter, right.counter), left.sign + way * right.sign, left.offset + way * right.offset)
 
 
-def _constant(value: Any) -> int | None:
-    """The number that an integer is, if the program states it."""
-    numbers = known_numbers(value)
-    return None if numbers is None or numbers.size != 1 else int(numbers.item())
-
-
 def counted(index: Index, loop: Any) -> range | None:
     """The values that an index takes, in order; None if they are not known."""
     trips = trip_count(loop)
     if index.sign == 0 or trips is None:
         return None
-    first, step = _constant(loop.operands[index.counter]), index_of(yielded(loop)[index.counter], loop)
-    if first is None or step is None or (step.counter, step.sign) != (index.counter, 1) or not step.offset:
+    first, step = constant_of(loop.operands[index.counter]), step_of(index.counter, loop)
+    if first is None or not step:
         return None
-    begin, by = index.sign * first + index.offset, index.sign * step.offset
+    begin, by = index.sign * first + index.offset, index.sign * step
     return range(begin, begin + by * trips, by)

@@ -37,21 +37,6 @@ from toast_cli.xla.build import INDEX, Builder
 _TRIED = 8  # dimensions
 
 
-def batch_dimensions(source: Source) -> list[tuple[int, int]]:
-    """(argument, dimension) candidates for a batch dimension: leading dimensions of inputs first, the largest array
-    first. If inputs cannot be told from weights, any argument may be one."""
-    program = source.program
-    inputs = _inputs(source)
-    values = {n: program.values[program.arguments[n].value] for n in inputs}
-    candidates = [(n, dim) for n in inputs for dim in range(len(values[n].shape)) if values[n].shape[dim] > 1]
-    return sorted(candidates, key=lambda c: (c[1], -values[c[0]].bytes))
-
-
-def _inputs(source: Source) -> list[int]:
-    names, roles = argument_roles(source.program)
-    return [n for n, role in enumerate(roles) if names[role] == INPUTS] or list(range(len(roles)))
-
-
 def batch_parts(source: Source) -> list[int] | str:
     """Numbers of microbatches to try: divisors of the batch, each the smallest that is at least twice the last. Or why
     there are none."""
@@ -104,11 +89,17 @@ def _divide(source: Source, copy: Any, parts_of: Callable[[int], int]) -> _Divid
                 loop.results[k].replace_all_uses_with(loop.operands[k])
     xla.run_passes(copy, "func.func(sdy-populate-op-sharding-rules)")
     statements, reader = _statements(copy)
-    inputs = {statements.program.arguments[n].value for n in _inputs(source)}
+    names, roles = argument_roles(source.program)
+    # If inputs cannot be told from weights, any argument may have the batch.
+    candidates = [n for n, role in enumerate(roles) if names[role] == INPUTS] or list(range(len(roles)))
+    inputs = {statements.program.arguments[n].value for n in candidates}
     statements = replace(statements, inputs=frozenset(inputs))
+    arrays = {n: source.program.values[source.program.arguments[n].value] for n in candidates}
+    dims = [(n, dim) for n, array in arrays.items() for dim, size in enumerate(array.shape) if size > 1]
     whys = []
-    for argument, dim in batch_dimensions(source)[:_TRIED]:
-        value = source.program.values[source.program.arguments[argument].value]
+    # Leading dimensions first, the largest array first.
+    for argument, dim in sorted(dims, key=lambda pair: (pair[1], -arrays[pair[0]].bytes))[:_TRIED]:
+        value = arrays[argument]
         size, parts = value.shape[dim], parts_of(value.shape[dim])
         if size % parts:
             whys.append(f"{value} has no {parts} equal parts along dimension {dim}")
