@@ -76,13 +76,13 @@ class _Search:
 
     def parts(self) -> Parts | None:
         width: dict[Place, int] = {}
-        known: set[Place] = set()
+        seen: set[Place] = set()
         for number, op in enumerate(self._program.ops):
             if op.name != SLICE:
                 continue
             for place, _ in self._cuts(number):
-                if place not in known:
-                    products = self._products_behind(place, known)
+                if place not in seen:
+                    products = self._products_behind(place, seen)
                     for product in products:
                         if product not in width:
                             width.update(self._family(product))
@@ -107,63 +107,63 @@ class _Search:
         op, (value, dim) = self._program.ops[number], place
         arrays = self._arrays(op)
         size = self._program.values[value].shape[dim]
-        at = [array for array, it in enumerate(arrays) if it == value]
+        array_numbers = [array for array, other in enumerate(arrays) if other == value]
         for positions in alone(op.rule):
-            if any((array, dim) in positions for array in at):
+            if any((array, dim) in positions for array in array_numbers):
                 return [(a, d) for a, d in positions if self._program.values[arrays[a]].shape[d] == size]
-        return [(array, dim) for array in at]
+        return [(array, dim) for array in array_numbers]
 
     def _cuts(self, number: int) -> list[tuple[Place, int]]:
         """(array and dimension that an op slices, pads or concatenates to; common divisor of the pieces' sizes and
         offsets)."""
         op = self._program.ops[number]
         if op.name in (SLICE, PAD):
-            whole = op.operands[0] if op.name == SLICE else op.results[0]
-            found = []
+            array = op.operands[0] if op.name == SLICE else op.results[0]
+            cuts = []
             for w in op.windows:
                 sizes = (w.low, w.inputs, w.outputs) if w.stride == w.dilation == 1 else (1,)
                 inside = w.low <= 0 if op.name == SLICE else 0 <= w.low <= w.outputs - w.inputs
-                found.append(((whole, w.operand_dim), gcd(*sizes) if inside else 1))
-            return found
+                cuts.append(((array, w.operand_dim), gcd(*sizes) if inside else 1))
+            return cuts
         if op.name == CONCATENATE:
             shapes = [self._program.values[v].shape for v in op.operands]
-            made = self._program.values[op.results[0]].shape
+            result_shape = self._program.values[op.results[0]].shape
             return [
                 ((op.results[0], dim), gcd(*(shape[dim] for shape in shapes)))
-                for dim in range(len(made))
-                if shapes[0][dim] != made[dim]
+                for dim in range(len(result_shape))
+                if shapes[0][dim] != result_shape[dim]
             ]
         return []
 
     # -- fused products --------------------------------------------------------------------------------------------
 
-    def _products_behind(self, place: Place, known: set[Place]) -> list[Place]:
+    def _products_behind(self, place: Place, seen: set[Place]) -> list[Place]:
         """Results of products with weights that a sliced array is computed from, element by element."""
-        found: list[Place] = []
+        products: list[Place] = []
         waiting = [place]
         while waiting:
-            here = waiting.pop()
-            if here in known:
+            current = waiting.pop()
+            if current in seen:
                 continue
-            known.add(here)
-            number = self._program.producer[here[0]]
+            seen.add(current)
+            number = self._program.producer[current[0]]
             op = self._program.ops[number]
             if op.name == DOT_GENERAL:
-                if self._has_weight(op, here[1]):
-                    found.append(here)
-            elif self._passes(number, here):
+                if self._has_weight(op, current[1]):
+                    products.append(current)
+            elif self._passes(number, current):
                 arrays = self._arrays(op)
-                waiting += [(arrays[a], d) for a, d in self._along(number, here) if a < len(op.operands)]
-        return found
+                waiting += [(arrays[a], d) for a, d in self._along(number, current) if a < len(op.operands)]
+        return products
 
     def _has_weight(self, product: Op, dim: int) -> bool:
         """Whether a dimension of a product's result is the first one that only the weight has."""
-        made = product.rule.results[0]
+        result_factors = product.rule.results[0]
         for operand, other in ((0, 1), (1, 0)):
             shared = {f for factors in product.rule.operands[other] for f in factors}
             free = [f for f in product.rule.operands[operand] if not shared.intersection(f)]
-            if product.operands[operand] in self._from_arguments and free and free[0] == made[dim]:
-                return len(made[dim]) == 1
+            if product.operands[operand] in self._from_arguments and free and free[0] == result_factors[dim]:
+                return len(result_factors[dim]) == 1
         return False
 
     def _family(self, start: Place) -> dict[Place, int]:
@@ -171,18 +171,18 @@ class _Search:
         there is none."""
         family, waiting, width = {start}, [start], 0
         while waiting:
-            here = waiting.pop()
-            for number in self._touching(here[0]):
+            current = waiting.pop()
+            for number in self._touching(current[0]):
                 arrays = self._arrays(self._program.ops[number])
-                for array, dim in self._along(number, here):
+                for array, dim in self._along(number, current):
                     if (arrays[array], dim) not in family:
                         family.add((arrays[array], dim))
                         waiting.append((arrays[array], dim))
                 for place, size in self._cuts(number):
-                    if place == here:
+                    if place == current:
                         width = gcd(width, size)
-        whole = self._program.values[start[0]].shape[start[1]]
-        return dict.fromkeys(family, width) if width * width >= whole else {}
+        size_of_all = self._program.values[start[0]].shape[start[1]]
+        return dict.fromkeys(family, width) if width * width >= size_of_all else {}
 
     # -- ops to rewrite --------------------------------------------------------------------------------------------
 
@@ -192,20 +192,20 @@ class _Search:
         waiting = [place for number in range(len(self._program.ops)) for place, _ in self._cuts(number)]
         waiting = [place for place in waiting if place in width]
         while waiting:
-            value, dim = here = waiting.pop()
+            value, dim = current = waiting.pop()
             if dim in values[value]:
                 continue
-            values[value][dim] = width[here]
+            values[value][dim] = width[current]
             made_of_arguments = value in self._from_arguments
             for number in self._touching(value):
                 op = self._program.ops[number]
-                if made_of_arguments and value not in op.results and here not in dict(self._cuts(number)):
+                if made_of_arguments and value not in op.results and current not in dict(self._cuts(number)):
                     continue  # another reader of a weight or a bias: its update
-                if self._passes(number, here):
+                if self._passes(number, current):
                     passed.add(number)
                     arrays = self._arrays(op)
-                    if here not in dict(self._cuts(number)):
-                        waiting += [(arrays[a], d) for a, d in self._along(number, here)]
+                    if current not in dict(self._cuts(number)):
+                        waiting += [(arrays[a], d) for a, d in self._along(number, current)]
         ops: dict[int, dict[Position, int]] = {}
         for value, dims in values.items():
             for number in self._touching(value):
@@ -217,8 +217,8 @@ class _Search:
     def _write(self, number: int, parted: tuple[int, dict[int, int]], ops: dict[int, dict[Position, int]]) -> None:
         value, dims = parted
         for dim, size in dims.items():
-            at = self._positions(number, (value, dim))
-            ops.setdefault(number, {}).update(dict.fromkeys(at, size))
+            positions = self._positions(number, (value, dim))
+            ops.setdefault(number, {}).update(dict.fromkeys(positions, size))
 
     def _out_of_loops(self, values: dict[int, dict[int, int]], ops: dict[int, dict[Position, int]]) -> None:
         """Moves the reshape of a loop-invariant weight before the loop."""
@@ -262,30 +262,28 @@ class _Search:
 @lru_cache(maxsize=10_000)
 def alone(rule: Rule) -> tuple[tuple[Position, ...], ...]:
     """Per factor, the positions of dimensions that consist of this factor only."""
-    found: dict[int, list[Position]] = defaultdict(list)
+    positions: dict[int, list[Position]] = defaultdict(list)
     for array, dims in enumerate(rule.operands + rule.results):
         for dim, factors in enumerate(dims):
             if len(factors) == 1:
-                found[factors[0]].append((array, dim))
-    return tuple(map(tuple, found.values()))
+                positions[factors[0]].append((array, dim))
+    return tuple(map(tuple, positions.values()))
 
 
 def _made_of_arguments(program: Program) -> set[int]:
     """Values that are only conversions, rearrangements or concatenations of arguments and constants."""
-    found: set[int] = set()
+    values: set[int] = set()
     for op in program.ops:
         plain = op.kind.rearranges or op.kind.identity or op.name in (ARGUMENT, "stablehlo.convert")
         read = op.operands[:1] if op.kind.takes_part else op.operands
-        if op.results and plain and all(v in found for v in read):
-            found.update(op.results)
-    return found
+        if op.results and plain and all(v in values for v in read):
+            values.update(op.results)
+    return values
 
 
 # ---------------------------------------------------------------- parting them
-# Splits fused matrix products: a dimension that concatenates several arrays becomes two, parts and width; see
-# `toast_cli.rewrite.fused_products`.
-#
-# Reshapes connect them to the rest of the program; a compiler treats them as free.
+# A dimension that concatenates several arrays becomes two, parts and width. Reshapes connect these arrays to
+# the rest of the program; a compiler treats them as free.
 
 Shape = tuple[int, ...]
 Widths = dict[int, int]  # dimension of an array -> elements of each of its parts
@@ -399,30 +397,30 @@ class _Rewriter:
             return
         handle = operation.operands[place]
         shape = expanded(tuple(handle.type.shape), widths)
-        known = self._parted.get(handle)
-        if known is None or tuple(known.type.shape) != shape:
-            known = self._reshape(handle, shape, ir.InsertionPoint(operation), operation.location)
-        operation.operands[place] = known
+        parted = self._parted.get(handle)
+        if parted is None or tuple(parted.type.shape) != shape:
+            parted = self._reshape(handle, shape, ir.InsertionPoint(operation), operation.location)
+        operation.operands[place] = parted
 
-    def _take_apart(self, handle: Any, widths: Widths, at: Any) -> None:
+    def _take_apart(self, handle: Any, widths: Widths, point: Any) -> None:
         """Splits dimensions of a value; its users read a reshape of it to the original shape."""
         if widths:
             shape = tuple(handle.type.shape)
             handle.set_type(retyped(handle.type, expanded(shape, widths)))
-            whole = self._reshape(handle, shape, at, handle.location)
-            handle.replace_all_uses_except(whole, whole.owner.operation)
-            self._parted[whole] = handle
+            merged = self._reshape(handle, shape, point, handle.location)
+            handle.replace_all_uses_except(merged, merged.owner.operation)
+            self._parted[merged] = handle
 
-    def _reshape(self, handle: Any, shape: Shape, at: Any, location: Any) -> Any:
-        made = ir.Operation.create(
-            RESHAPE, results=[retyped(handle.type, shape)], operands=[handle], loc=location, ip=at
+    def _reshape(self, handle: Any, shape: Shape, point: Any, location: Any) -> Any:
+        reshape = ir.Operation.create(
+            RESHAPE, results=[retyped(handle.type, shape)], operands=[handle], loc=location, ip=point
         )
-        self._reshapes.append(made)
-        return made.results[0]
+        self._reshapes.append(reshape)
+        return reshape.results[0]
 
 
 def _widths(positions: dict[Position, int], array: int) -> Widths:
-    return {dim: width for (at, dim), width in positions.items() if at == array}
+    return {dim: width for (a, dim), width in positions.items() if a == array}
 
 
 def expanded(shape: Shape, widths: Widths) -> Shape:
@@ -435,7 +433,7 @@ def expanded(shape: Shape, widths: Widths) -> Shape:
 def places(dims: Sequence[int], widths: Widths) -> list[int]:
     """Indices of dimensions of an array after its `widths` dimensions are split in two."""
     first = {dim: dim + sum(parted < dim for parted in widths) for dim in dims}
-    return [at for dim in dims for at in ((first[dim], first[dim] + 1) if dim in widths else (first[dim],))]
+    return [d for dim in dims for d in ((first[dim], first[dim] + 1) if dim in widths else (first[dim],))]
 
 
 # -- attributes that name dimensions: each function is given the op, its shapes and its widths, operands before results;
@@ -454,11 +452,11 @@ def _broadcast(operation: Any, shapes: list[Shape], widths: list[Widths]) -> Non
     target = numbers(operation, "broadcast_dimensions")
     of_operand = {dim: width for dim, width in widths[1].items() if dim in target and target.index(dim) in widths[0]}
     assert len(of_operand) == len(widths[0])
-    found = []
+    dims = []
     for dim, to in enumerate(target):
-        at = places([to], widths[1])
-        found += at if dim in widths[0] else at[-1:]
-    _set(operation, broadcast_dimensions=found)
+        split = places([to], widths[1])
+        dims += split if dim in widths[0] else split[-1:]
+    _set(operation, broadcast_dimensions=dims)
 
 
 def _transpose(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
@@ -472,10 +470,10 @@ def _concatenate(operation: Any, shapes: list[Shape], widths: list[Widths]) -> N
 
 def _in_parts(numbers: list[int], shape: Shape, widths: Widths, rest: Callable[[int], int]) -> list[int]:
     """Per dimension a number of elements; for split dimensions, a number of parts, and `rest` of the width."""
-    found: list[int] = []
+    split_numbers: list[int] = []
     for dim in range(len(shape)):
-        found += [numbers[dim] // widths[dim], rest(widths[dim])] if dim in widths else [numbers[dim]]
-    return found
+        split_numbers += [numbers[dim] // widths[dim], rest(widths[dim])] if dim in widths else [numbers[dim]]
+    return split_numbers
 
 
 def _slice(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
@@ -512,9 +510,9 @@ def _in_parts_from(operation: Any, indices: list[Any], widths: Widths) -> list[A
 
 def _with_operands(operation: Any, operands: list[Any]) -> Any:
     """Replaces an op by the same op with other operands."""
-    made = xla.like(operation, operands)
-    replace_operation(operation, made)
-    return made[0].owner.operation
+    results = xla.like(operation, operands)
+    replace_operation(operation, results)
+    return results[0].owner.operation
 
 
 def _dot(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
@@ -528,7 +526,7 @@ def _dot(operation: Any, shapes: list[Shape], widths: list[Widths]) -> None:
 _CHANGES: dict[str, _Change] = {
     BROADCAST_IN_DIM: _broadcast,
     TRANSPOSE: _transpose,
-    REDUCE: lambda one, _, widths: _set(one, dimensions=places(numbers(one, "dimensions"), widths[0])),
+    REDUCE: lambda op, _, widths: _set(op, dimensions=places(numbers(op, "dimensions"), widths[0])),
     CONCATENATE: _concatenate,
     SLICE: _slice,
     PAD: _pad,
