@@ -25,8 +25,8 @@ SECONDS = 120  # of processor time: a fault that keeps tests from ending is foun
 # module of toast_cli -> the test files that are about it
 TESTS = {
     "price.timeline": "overlap cost",
-    "emit.minimal": "constraints_needed emit_constraints contested",
-    "emit.regions.moves": "halo split_ops",
+    "emit.minimal": "constraints_needed emit_constraints",
+    "emit.regions.moves": "halo",
     "price.buffers": "cost tight_memory decoding_memory memory_space_assignment",
     "frontend.tuples": "normalise",
     "rewrite.recompute": "recompute offload",

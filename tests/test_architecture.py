@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from itertools import product
 from pathlib import Path
 
+import pytest
+from conftest import SLOW
+
+import toast_cli
+import toast_partitioner
 from benchmarks.mutants import TESTS
 from toast_cli.plan.decisions import NONE, Replicate, Shard
 
@@ -217,3 +224,35 @@ def test_modules_of_which_mutants_are_made_exist() -> None:
         assert (PACKAGE / f"{module.replace('.', '/')}.py").is_file(), module
         for name in tests.split():
             assert (PACKAGE.parent / "tests" / f"test_{name}.py").is_file(), name
+
+
+# -- what `make quick` leaves out exists
+
+
+@pytest.mark.parametrize("name", sorted(SLOW))
+def test_what_is_slow_exists(name: str) -> None:
+    file, _, test = name.partition("::")
+    text = Path(__file__).with_name(f"{file}.py").read_text(encoding="utf-8")
+    assert f"\ndef {test}" in text, "tests/conftest.py names a test that is no more"
+
+
+# -- `import toast_partitioner as toast`: the public API under the name of the distribution
+
+
+def test_every_public_name_is_exported() -> None:
+    assert toast_partitioner.__all__ == toast_cli.__all__
+    assert set(toast_cli.__all__) <= set(dir(toast_partitioner))
+    for name in toast_cli.__all__:
+        assert getattr(toast_partitioner, name) is getattr(toast_cli, name)
+
+
+def test_other_names_are_not() -> None:
+    with pytest.raises(AttributeError, match="module 'toast_partitioner' has no attribute 'pipeline'"):
+        toast_partitioner.pipeline  # noqa: B018
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    script = "import sys, toast_partitioner; print(*sys.modules)"
+    root = Path(__file__).parents[1]
+    found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=root)
+    assert set(found.stdout.split()) & {"jax", "jaxlib", "numpy", "toast_cli.api.plan"} == set()

@@ -11,7 +11,7 @@ from cases.running import FORMS, MESHES, planned
 
 from toast_cli.base.errors import ToastError
 
-# Of one kind of op each, which `test_split_ops` splits along every dimension: `make check-all` runs these.
+# Of one kind of op each, which `test_halo` splits along every dimension: `make check-all` runs these.
 ONE_OP = frozenset(
     """special functions; more special functions; bits; other bits; bits taken apart; clamped; is finite; next number;
     fewer bits; transposed; merged; taken apart; cut across; repeated; stacked; concatenated; split up; backwards;

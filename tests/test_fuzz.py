@@ -1,4 +1,4 @@
-"""The short run of the fuzzer, with fixed seeds; `make fuzz` is the long one. Every known case is in test_hostile."""
+"""The short run of the fuzzer, with fixed seeds (`make fuzz` is the long one); every known case; killed commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from fuzz import faults
 from fuzz.cases import case
+from fuzz.corpus import CORPUS, Known
 from fuzz.harness import Case, Outcome, Server, wrong_with
 from fuzz.strategies import cases
 from fuzz.suites import programs_in
@@ -112,3 +114,29 @@ FILES = [
 def test_programs_are_found_in_test_suites(tmp_path: Path, name: str, text: str, count: int) -> None:
     (tmp_path / name).write_text(text)
     assert len(list(programs_in(tmp_path))) == count
+
+
+# -- hostile inputs, by class: each ends as it should, none with a traceback, a signal, a hang or an escape sequence
+
+
+@pytest.mark.parametrize("known", CORPUS, ids=[known.case.name for known in CORPUS])
+def test_hostile_inputs(server: Server, known: Known) -> None:
+    outcome = server.run(known.case)
+    assert wrong_with(outcome) == []
+    assert outcome.code == known.code, outcome.said
+    assert known.says in outcome.said
+    assert "pwned" not in outcome.files
+    if "shardings.py" in outcome.files:
+        compile(outcome.files["shardings.py"], "shardings.py", "exec")
+        assert b"\nimport os" not in outcome.files["shardings.py"]
+
+
+# -- commands killed at a few random moments; `make faults` does it a hundred times
+
+
+@pytest.mark.parametrize(
+    ("name", "kills"),
+    sweep([("partition", 2), ("check", 1), ("sweep", 1), ("verify", 1)], ("partition", 2)),
+)
+def test_what_killed_commands_leave(name: str, kills: int) -> None:
+    assert faults.run(name, kills, seed=7) == []

@@ -1,4 +1,4 @@
-"""Gathers of what loops only read, once before them: what that takes and saves, and when a search decides so."""
+"""Loops: what they only read is gathered once before them; what may run before or after; sums that end them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pytest
 from brute_force import best_of_all
 from emitted import collectives, compiled, on_cpu, strategy
 from jax import lax
-from programs import Case, arg, case_of, round_mesh
+from programs import PLAIN, Case, arg, case_of, evaluator_of, round_mesh, source_of
+from test_gathered import partitioned, promised
 
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.loops import LOOP_READS
 from toast_cli.plan.saved import carried_over, read_plan, save_plan
 from toast_cli.price.evaluator import Evaluator
+from toast_cli.program.ops import DOT_GENERAL
 from toast_cli.report.explain.answers import explain
 from toast_cli.report.explain.study import Study
 from toast_cli.report.words import decision_text, short
@@ -143,3 +145,71 @@ def test_a_table_that_one_use_in_a_loop_reads_split_stays_whole_for_the_others(f
     case = case_of(decoding, arg(64, 16), arg(8, dtype=jnp.int32))
     plan = (*strategy(case, "table.0=data", "tokens.0=model"), case.replicate("weights", "data"))
     assert collectives(case, compiled(case, plan, form)) == on_cpu(case, case.collectives(plan))
+
+
+# -- what may run before a loop or after it
+
+
+def test_a_product_waits_for_a_loop_inside_another_loop_as_well() -> None:
+    """The gradient of an output projection, beside the backward loop of one microbatch."""
+
+    def microbatch(x: Any, w: Any) -> Any:
+        first, second = jnp.sort(x @ w), jnp.sort(jnp.tanh(x @ w))
+        gradient = x.T @ jnp.sort(jnp.cos(x))
+        total = lax.fori_loop(0, 5, lambda _, c: jnp.sin(c @ first @ second), x)
+        return gradient + total.T @ total, total
+
+    def run(x: Any, w: Any) -> Any:
+        return lax.fori_loop(0, 3, lambda _, c: microbatch(c[1], w), (x, x))
+
+    evaluator = evaluator_of(source_of(run, arg(64, 64), arg(64, 64)), round_mesh(data=2), profile=PLAIN)
+    program, times = evaluator.problem.program, evaluator.items.lives.times
+    (inner,) = [loop for loop in program.loops if loop.parent >= 0]
+    products = [n for n, op in enumerate(program.ops) if op.name == DOT_GENERAL and n < inner.first]
+    assert [times[n] >= 2 * inner.last for n in products] == [False, False, True]
+
+
+# -- loops that go on until sums of split arrays are small: conjugate gradients, power iterations
+
+
+MATRIX, VECTOR, ROUNDS = arg(64, 64), arg(64), 20
+
+
+def conjugate_gradients(a: jax.Array, b: jax.Array) -> jax.Array:
+    def step(carry: Any) -> Any:
+        x, r, p, square, k = carry
+        along = a @ p
+        by = square / jnp.vdot(p, along)
+        x, r = x + by * p, r - by * along
+        fresh = jnp.vdot(r, r)
+        return x, r, r + (fresh / square) * p, fresh, k + 1
+
+    start = jnp.zeros_like(b), b, b, jnp.vdot(b, b), 0
+    return lax.while_loop(lambda c: (c[3] > 1e-10) & (c[4] < ROUNDS), step, start)[0]
+
+
+def power_iteration(a: jax.Array, b: jax.Array) -> jax.Array:
+    def step(carry: Any) -> Any:
+        v, _, k = carry
+        w = a @ v
+        size = jnp.linalg.norm(w)
+        return w / size, size, k + 1
+
+    return lax.while_loop(lambda c: (c[1] > 1e-6) & (c[2] < ROUNDS), step, (b, jnp.float32(1), 0))[0]
+
+
+def test_what_is_gathered_for_a_product_stays_split_for_the_rest() -> None:
+    """Rows of the matrix are split: each trip gathers 64 numbers, and sums up two inner products; one more before."""
+    case = case_of(conjugate_gradients, MATRIX, VECTOR)
+    gather, sums = ("all-gather", ("data",)), ("all-reduce", ("data",))
+    assert promised(case, (case.shard("a.0", "data"),)) == {gather: ROUNDS * 64 * 4, sums: (2 * ROUNDS + 1) * 4}
+
+
+@pytest.mark.parametrize("function", [conjugate_gradients, power_iteration])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
+def test_as_promised(function: Any, side: int, form: Any) -> None:
+    case = case_of(function, MATRIX, VECTOR)
+    plan = (case.shard("a.0", "data", side),)
+    assert promised(case, plan)
+    assert partitioned(case, plan, form) == promised(case, plan)

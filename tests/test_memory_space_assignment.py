@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 from programs import PLAIN, Case, arg, case_of, round_mesh
 from random_programs import cases, plans
-from test_reference_cost import reference
+from test_cost import reference
 
 from toast_cli.hardware import find_preset
 from toast_cli.price.buffers import OWN

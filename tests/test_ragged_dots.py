@@ -14,7 +14,7 @@ from emitted import emit
 from programs import Case, evaluator_of, round_mesh, source_of_text
 from ragged_programs import NUMBERS, TENSORS, program
 from sweeps import sweep
-from test_split_ops import plans
+from test_halo import plans
 
 from toast_cli import xla
 from toast_cli.base.errors import InputError

@@ -1,6 +1,4 @@
-"""What XLA:TPU makes of the collectives that the partitioner writes. The tables hold what libtpu 0.0.42.1 was seen to
-do.
-"""
+"""What XLA:TPU makes of the collectives that the partitioner writes. The tables hold what libtpu 0.0.42.1 did."""
 
 from __future__ import annotations
 
@@ -12,13 +10,22 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from programs import PLAIN, arg, case_of, problem_of, round_mesh, sample, source_of
+from jax import lax
+from programs import PLAIN, arg, case_of, problem_of, program_of, round_mesh, sample, source_of
 
 from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
-from toast_cli.hardware import Mesh, find_preset, load_spec
+from toast_cli.hardware import Mesh, find_preset, load_spec, parse_shape
 from toast_cli.plan.lower import lower
 from toast_cli.plan.sharding import OpSharding
-from toast_cli.price.compiled_collectives import ScatteredArray, ScatterFates, ScatterSource, sides_of, stays_scatter
+from toast_cli.price.compiled_collectives import (
+    ScatteredArray,
+    ScatterFates,
+    ScatterSource,
+    reductions_each,
+    sides_of,
+    stays_scatter,
+    stays_slice_gather,
+)
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.profiles import find_profile
 from toast_cli.program.ops import DOT_GENERAL
@@ -387,3 +394,86 @@ _SUMMED: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "look-up": ((arg(8192, dtype=jnp.int32), arg(8192, 512)), lambda x, g: jnp.zeros((1024, 512)).at[x].add(g)),
 }
 _BATCH = {"product": ("x.0",), "products": ("x.0",), "look-up": ("x.0", "g.0")}
+
+
+# -- all-gathers over a whole slice, as `python -m benchmarks.singles` saw them compiled
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("named", "axes", "mib", "stays"),
+    [
+        ("v5e-256:data=16,model=16", (0, 1), 16, False),
+        ("v5e-256:data=16,model=16", (0, 1), 18, True),
+        ("v5e-256:data=16,model=16", (0,), 2, True),
+        ("v5e-256:data=256", (0,), 2, False),
+        ("v5e-256:data=16,a=4,b=4", (0, 1), 2, True),
+        ("v5e-16:data=4,model=4", (0, 1), 2, True),
+        ("v4-128:data=8,model=8", (1, 0), 64, False),
+        ("v4-128:data=8,model=8", (1,), 64, True),
+        ("v5p-64:data=8,model=4", (0, 1), 2, True),
+        ("v6e-64:data=8,model=8", (0, 1), 16, False),
+        ("v6e-64:data=8,model=8", (0, 1), 64, True),
+        ("h100-64:data=64", (0,), 2, True),
+    ],
+)
+def test_gathers_over_all_of_a_large_slice_become_all_reduces(
+    named: str, axes: tuple[int, ...], mib: int, stays: bool
+) -> None:
+    spec, _, shape = named.partition(":")
+    mesh = load_spec(spec).mesh(parse_shape(shape))
+    profile = find_profile(mesh.chip)
+    assert stays_slice_gather(profile, mesh, axes, mib * MIB) is stays
+    if not stays:
+        assert stays_slice_gather(profile.without("slice-gathers"), mesh, axes, mib * MIB)
+
+
+# -- all-reduces that XLA:TPU moves behind a loop: what a loop only adds up, in one piece or in several
+
+
+MOVING = replace(PLAIN, passes=PLAIN.passes | {"reduction-motion"})
+TRIPS = 5
+
+
+def loop(step: Any) -> Any:
+    """A loop over gradients of `x.T @ (g * trip)` with two carries; the body is `step(a, b, gradient)`."""
+
+    def run(x: Any, g: Any) -> Any:
+        def body(trip: Any, carried: Any) -> Any:
+            return step(*carried, x.T @ jnp.sin(g * trip))
+
+        return lax.fori_loop(0, TRIPS, body, (jnp.zeros((16, 8)), jnp.zeros((16, 8))))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("what", "step", "each"),
+    [
+        ("two pieces, each added to a carry", lambda a, b, y: (a + y[:, :8], b + y[:, 8:]), 1 / TRIPS),
+        ("pieces of a transposed array", lambda a, b, y: (a + y.T[:8].T, b + y[:, 8:]), 1 / TRIPS),
+        ("a piece that is changed first", lambda a, b, y: (a + jnp.sin(y[:, :8]), b + y[:, 8:]), 1),
+        ("a carry that is read besides", lambda a, b, y: (a + y[:, :8], jnp.sin(a) + b + y[:, 8:]), 1),
+        ("pieces that change places", lambda a, b, y: (b + y[:, :8], a + y[:, 8:]), 1),
+    ],
+)
+def test_what_is_only_added_up_is_reduced_once(what: str, step: Any, each: float) -> None:
+    program = program_of(loop(step), arg(64, 16), arg(64, 16))
+    (product,) = (op for op in program.ops if op.name == DOT_GENERAL)
+    assert reductions_each(program, product.results[0], MOVING) == each, what
+    assert reductions_each(program, product.results[0], PLAIN) == 1
+
+
+def test_it_takes_the_time_of_one_and_is_promised_as_written() -> None:
+    def pieces(a: Any, b: Any, y: Any) -> Any:
+        return a + y[:, :8], b + y[:, 8:]
+
+    cases = [
+        case_of(loop(pieces), arg(64, 16), arg(64, 16), mesh=round_mesh(data=4), profile=profile)
+        for profile in (PLAIN, MOVING)
+    ]
+    plain, moved = (case.evaluator.collectives((case.shard("x.0", "data"),)) for case in cases)
+    assert [use.count for use in plain] == [use.count for use in moved] == [TRIPS]
+    assert sum(use.seconds for use in moved) == pytest.approx(sum(use.seconds for use in plain) / TRIPS)

@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import SAMPLES
 from report_sample import GIB, PREDICTED, TOO_LARGE, make_report
 
+from toast_cli import pipeline
 from toast_cli.base.errors import InputError, UsageError
+from toast_cli.cli import main
 from toast_cli.report import model
 from toast_cli.report.checks import CheckLimits, judge, plan_drift, refuse_other_mesh
 from toast_cli.report.command_tables import SweepRow, ranked, row_of, rows_table, to_csv, to_json
 from toast_cli.report.model import BoundFacts, PlanFacts, read_report, same_facts, to_bytes
+from toast_cli.report.step import trace
 from toast_cli.report.style import make_console, render
+from toast_cli.request import Request
 
 ROOT = Path(__file__).parent.parent
 
@@ -296,3 +301,42 @@ def test_sweep_json() -> None:
     assert facts["schema"] == "toast.sweep/1"
     assert [point["best"] for point in facts["points"]] == [True, False, False, False]
     assert facts["points"][3]["step_seconds"] is None
+
+
+# -- the trace of a step: valid, nested, and as long as the step's compute and communication
+
+
+def test_slices_nest_and_add_up() -> None:
+    (path,) = SAMPLES.glob("t2b_tiny.*")
+    found = pipeline.partition(Request(str(path), "v4-32", "data=4,model=4", strategy="fsdp:data+megatron:model"))
+    events = json.loads(trace(found.source, found.evaluator, found.result))["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    expected = {
+        1: sum(kernel.seconds for kernel in found.evaluator.kernels(found.result.plan)),
+        2: sum(use.seconds for use in found.evaluator.collectives(found.result.plan)),
+    }
+    for thread, seconds in expected.items():
+        assert seconds > 0
+        open_slices: list[tuple[float, float]] = []
+        top = 0.0
+        for one in (event for event in slices if event["tid"] == thread):
+            start, end = one["ts"], one["ts"] + one["dur"]
+            while open_slices and start >= open_slices[-1][1] - 1e-6:
+                open_slices.pop()
+            if open_slices:
+                assert end <= open_slices[-1][1] + 1e-6, "a slice ends with the one around it, or before"
+            else:
+                top += one["dur"]
+            open_slices.append((start, end))
+        assert top == pytest.approx(seconds * 1e6)
+    named = {event["name"] for event in slices}
+    assert any(name.startswith("decoder.py:") for name in named)
+    assert any(" over data" in name for name in named)
+
+
+def test_the_command_writes_it(tmp_path: Path) -> None:
+    target = tmp_path / "step.json"
+    (path,) = SAMPLES.glob("mlp_tiny.*")
+    words = ["partition", str(path), "--mesh", "v4-32", "--strategy", "fsdp:data", "--quiet", "--trace", str(target)]
+    assert main(words) == 0
+    assert {event["ph"] for event in json.loads(target.read_text())["traceEvents"]} == {"M", "X"}

@@ -1,14 +1,16 @@
-"""Temporaries as GPUs' compilers lay them out."""
+"""Buffers: temporaries as compilers lay them out, results that replace no argument, padded and joined arrays."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from programs import arg, evaluator_of, source_of
+from jax import lax
+from programs import PLAIN, arg, case_of, evaluator_of, mesh_of, round_mesh, source_of, source_of_text
 
 from toast_cli.dimensions import analyse
 from toast_cli.frontend import load
@@ -16,6 +18,7 @@ from toast_cli.hardware import find_preset, load_spec
 from toast_cli.plan.problem import make_problem
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.gpu_libraries import temporary_growth
+from toast_cli.price.liveness import shrinking
 from toast_cli.price.profiles import find_profile
 
 CHAIN = """
@@ -97,3 +100,153 @@ def test_a_masked_softmax_takes_what_the_compiler_allocates(
     cost = evaluator_of(source, f"{chip}-8").cost(())
     scores = 4 * batch * heads * groups * rows**2
     assert (cost.peak_bytes - cost.argument_bytes) / scores == pytest.approx(expected, rel=0.1)
+
+
+# -- buffers of results that replace no argument: they are there before the results are made
+
+
+HOLDING = replace(PLAIN, passes=PLAIN.passes | {"held-results"})
+LARGE, SMALL = arg(64, 64), arg(16, 16)  # 16 and 1 KiB
+
+
+def chain(x: Any) -> Any:
+    return x @ x @ x @ x
+
+
+def late(x: Any, v: Any) -> Any:
+    """A small result of large arrays."""
+    return v @ chain(x)[:16, :16]
+
+
+def replacing(x: Any, v: Any) -> Any:
+    """A result that takes the place of an array that is there from the start."""
+    return lax.sort(v) * chain(x)[0, 0]
+
+
+@pytest.mark.parametrize(
+    ("what", "fn", "shapes", "donate", "without", "peak"),
+    [
+        ("arguments 17 KiB, two products, and the result", late, (LARGE, SMALL), (), 49, 50),
+        ("its buffer is an argument's", late, (LARGE, SMALL), (1,), 49, 49),
+        ("the sorted array is there already", replacing, (LARGE, SMALL), (), 50, 50),
+        ("the first product is in the result's buffer", chain, (LARGE,), (), 48, 48),
+    ],
+)
+def test_results_have_their_buffers_from_the_start(
+    what: str, fn: Any, shapes: tuple[Any, ...], donate: tuple[int, ...], without: float, peak: float
+) -> None:
+    for profile, expected in ((PLAIN, without), (HOLDING, peak)):
+        case = case_of(fn, *shapes, mesh=round_mesh(data=1), profile=profile, donate=donate)
+        assert case.evaluator.exact_cost(()).peak_bytes / 1024 == pytest.approx(expected, abs=0.1), what
+
+
+TO_HOST = """
+func.func @main(%x: tensor<64x64xf32>, %v: tensor<16x16xf32>)
+    -> (tensor<16x16xf32> {mhlo.memory_kind = "pinned_host"}) {
+  %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]
+    : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %1 = stablehlo.dot_general %0, %x, contracting_dims = [1] x [0]
+    : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %2 = stablehlo.slice %1 [0:16, 0:16] : (tensor<64x64xf32>) -> tensor<16x16xf32>
+  %3 = stablehlo.dot_general %v, %2, contracting_dims = [1] x [0]
+    : (tensor<16x16xf32>, tensor<16x16xf32>) -> tensor<16x16xf32>
+  %4 = stablehlo.custom_call @annotate_device_placement(%3) {
+    has_side_effect = true, mhlo.frontend_attributes = {_xla_buffer_placement = "pinned_host"}
+  } : (tensor<16x16xf32>) -> tensor<16x16xf32>
+  return %4 : tensor<16x16xf32>
+}
+"""
+
+
+def test_a_result_in_host_memory_holds_nothing_on_the_device() -> None:
+    source = source_of_text(TO_HOST)
+    for profile in (PLAIN, HOLDING):
+        evaluator = evaluator_of(source, round_mesh(data=1), profile=profile)
+        assert evaluator.exact_cost(()).peak_bytes / 1024 == pytest.approx(49, abs=0.1)
+
+
+def test_a_result_that_is_split_is_too_small_for_temporaries() -> None:
+    case = case_of(lambda x, v: chain(x) @ v, LARGE, arg(64, 32), mesh=round_mesh(data=4), profile=HOLDING)
+    plans = {56: (), 52: (case.shard("v.1", "data"),)}  # result 8 KiB, or 2 KiB, which is there from the start
+    for peak, plan in plans.items():
+        assert case.evaluator.exact_cost(plan).peak_bytes / 1024 == pytest.approx(peak, abs=0.1)
+
+
+# -- what is written because it is padded or joined, how often it is read, and buffers that are not shared
+
+
+def test_what_is_narrower_than_what_it_is_made_of_has_its_own_buffer() -> None:
+    def narrowed(x: Any, w: Any) -> Any:
+        return jnp.sin(x).astype(jnp.bfloat16), jnp.cos(w)
+
+    source = source_of(narrowed, arg(64, 64), arg(64, 64))
+    program = source.program
+    makers = {op.name: number for number, op in enumerate(program.ops)}
+    stored = [True] * len(program.values)
+    convert, cosine = makers["stablehlo.convert"], makers["stablehlo.cosine"]
+    found = shrinking(program, stored, [1.0] * len(stored))
+    assert found[convert] and not found[cosine]
+    stored[program.ops[makers["stablehlo.sine"]].results[0]] = False  # computed where it is converted
+    assert shrinking(program, stored, [1.0] * len(stored))[convert]
+    parts = [1.0] * len(stored)
+    parts[program.ops[cosine].results[0]] = 0.5
+    assert shrinking(program, stored, parts)[cosine]
+
+
+def loss(x: Any, w: Any, *, cut: bool) -> Any:
+    """The gradient of a classifier's loss with regard to its features, without the last row's where cut."""
+    logits = x @ w
+    logits = logits[:-1] if cut else logits
+    probabilities = jnp.exp(logits) / jnp.exp(logits).sum(1, keepdims=True)
+    probabilities = jnp.pad(probabilities, ((0, 1), (0, 0))) if cut else probabilities
+    return probabilities @ w.T
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_the_gradient_of_logits_is_written_where_it_is_padded(cut: bool) -> None:
+    source = source_of(lambda x, w: loss(x, w, cut=cut), arg(256, 16), arg(16, 2**16))
+    stored = evaluator_of(source, mesh_of("v5e-16")).items.stored
+    program = source.program
+    divided = next(op for op in program.ops if op.name == "stablehlo.divide").results[0]
+    assert stored[divided] is cut
+
+
+def halves(x: Any, y: Any) -> Any:
+    """Rotary embedding: the halves of each row are turned and joined again."""
+    first, second = jnp.split(x, 2, -1)
+    return jnp.concatenate([-second, first], -1) * y
+
+
+@pytest.mark.parametrize(
+    ("moved", "written"),
+    [
+        (lambda x, y: jnp.pad(jnp.sin(x), ((0, 8), (0, 0)))[8:] * y, {"sine"}),
+        (lambda x, y: jnp.concatenate([jnp.sin(x), jnp.cos(x)], 0)[64:] * y, {"sine", "cosine"}),
+        (halves, {"negate", "slice"}),
+        (lambda x, y: jnp.sin(x)[:32] * y[:32], set()),
+        (lambda x, y: (lambda z: z[:32] * z[32:])(jnp.sin(x) * y), {"multiply"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("mesh", ["v4-32", "v5e-16", "v5p-64", "v6e-64", "h100-8"])
+def test_what_pads_and_concatenations_move_is_written(mesh: str, moved: Any, written: set[str]) -> None:
+    source = source_of(lambda x, y: jnp.exp(moved(x, y)), arg(64, 256), arg(64, 256))
+    stored = evaluator_of(source, mesh_of(mesh)).items.stored
+    ops = [op for op in source.program.ops if any(stored[value] for value in op.results) and op.operands]
+    names = [op.name.removeprefix("stablehlo.") for op in ops if not op.name.startswith("toast.")]
+    assert set(names) - {"exponential"} == (written if mesh != "h100-8" else set())
+
+
+@pytest.mark.parametrize(
+    "config", [(0, 0, 1), (1, 0, 1), (1, 1, 0)]
+)  # between rows as in the gradient of x[::2]; at edges
+@pytest.mark.parametrize("mesh", ["v5e-16", "v5p-64", "h100-8"])
+def test_pads_between_elements_and_at_edges_are_fused(mesh: str, config: tuple[int, int, int]) -> None:
+    def spread(x: Any, y: Any) -> Any:
+        return jnp.sin(lax.pad(jnp.exp(x), 0.0, (config, (0, 0, 0)))) * y
+
+    rows = 64 + sum(config[:2]) + 63 * config[2]
+    source = source_of(spread, arg(64, 256), arg(rows, 256))
+    stored = evaluator_of(source, mesh_of(mesh)).items.stored
+    made = {op.name: op.results[0] for op in source.program.ops if op.results}
+    names = ("stablehlo.pad", "stablehlo.sine")
+    assert not any(stored[made[name]] for name in names)

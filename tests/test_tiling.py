@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from programs import PLAIN, arg, case_of, evaluator_of, program_of, round_mesh, source_of, source_of_text
+from programs import PLAIN, Case, arg, case_of, evaluator_of, program_of, round_mesh, source_of, source_of_text
 
 from toast_cli.hardware import find_preset
+from toast_cli.price.buffers import PutTogether
 from toast_cli.price.fusion import materialised
-from toast_cli.price.layouts import Tiling, default_layouts, dims_of_rows, growth, slowdown, tilings
+from toast_cli.price.layouts import Tiling, default_layouts, dims_of_rows, growth, pieces_are_copied, slowdown, tilings
 from toast_cli.price.liveness import op_ticks
 from toast_cli.price.profiles import find_profile
 
@@ -455,3 +456,108 @@ def test_arrays_without_elements_take_nothing(
 ) -> None:
     cost = case_of(run, *[arg(*shape) for shape in shapes], mesh=mesh).evaluator.exact_cost(())
     assert cost.peak_bytes == peak
+
+
+# -- time of arrays of narrow rows, which XLA:TPU pads to 128 lanes on each device
+
+
+EDGES, NODES, FEATURES = 2**18, 2**13, 256
+NUMBERS = arg(EDGES, dtype=jnp.int32)
+
+
+def edges(run: Any, *more: Any) -> Case:
+    return case_of(run, arg(NODES, FEATURES), NUMBERS, NUMBERS, *more, mesh="v4-32")
+
+
+def seconds(case: Case, op: str, *axes: str) -> dict[int, float]:
+    """Number of an op of that name -> seconds of its kernels where these axes split the features of `x`."""
+    plan, found = tuple(case.shard("x.1", axis) for axis in axes), dict[int, float]()
+    for use in case.evaluator.kernels(plan):
+        if use.name.removeprefix("stablehlo.") == op:
+            found[use.ops[0]] = found.get(use.ops[0], 0.0) + use.seconds
+    return found
+
+
+def messages(x: Any, senders: Any, receivers: Any) -> Any:
+    return jnp.zeros_like(x).at[receivers].add(jnp.maximum(x[senders], 0.0))
+
+
+def test_a_device_that_has_a_part_of_each_row_reads_and_writes_whole_tiles() -> None:
+    """128, 32 and 16 of 256 features take 128 lanes each: 128 MiB read and 128 written at 0.735 of 1,228 GB/s. XLA:TPU
+    estimates 372 us for 160 MiB each."""
+    case = edges(messages)
+    for axes in (("model",), ("data",), ("data", "model")):
+        (spent,) = seconds(case, "maximum", *axes).values()
+        assert spent == pytest.approx(2 * 128 * 2**20 / (0.735 * 1228e9), rel=0.04)
+    (whole,) = seconds(case, "maximum").values()
+    assert whole == pytest.approx(2 * 256 * 2**20 / (0.735 * 1228e9), rel=0.04)
+
+
+def logits(x: Any, senders: Any, receivers: Any, w: Any) -> Any:
+    """As in graph attention; the concatenation needs whole rows."""
+    return jnp.concatenate([x[senders], x[receivers]], -1) @ w
+
+
+def test_rows_that_are_gathered_are_transposed_before_and_after() -> None:
+    """32 of 256 features: 128 MiB of tiles become 32 for the gather; 256 then become 256. XLA:TPU estimates 654 us for
+    the second copy."""
+    case = edges(logits, arg(2 * FEATURES, 1))
+    spent = sum(seconds(case, "copy", "data").values())
+    assert spent == pytest.approx(2 * (128 + 32 + 2 * 256) * 2**20 / (0.735 * 1228e9), rel=0.03)
+
+
+def test_rows_of_whole_tiles_are_gathered_without_a_copy() -> None:
+    assert not seconds(edges(logits, arg(2 * FEATURES, 1)), "copy", "model")
+
+
+def test_rows_that_are_reshaped_on_the_way_into_a_kernel_are_counted_as_whole_tiles() -> None:
+    """The kernel's operand has another number of dimensions than the array of rows."""
+    case = edges(lambda x, m, n: jnp.sum(jnp.tanh(x[m]).reshape(EDGES, 8, 32) * 2.0, -1))
+    for axes in ((), ("data",)):
+        assert sum(sum(seconds(case, op, *axes).values()) for op in ("reduce", "multiply", "reshape")) > 0.0
+
+
+# -- pieces that a gather brings together: as they lie, or copied
+
+
+TILED = replace(PLAIN, memory_tile=(8, 128), passes=PLAIN.passes | {"gathered-pieces"})
+
+
+@pytest.mark.parametrize(
+    ("piece", "dim", "looked_up", "copied"),
+    [
+        ((3752, 768), 0, True, False),  # whole rows of tiles
+        ((3750, 768), 0, True, True),
+        ((3750, 768), 0, False, True),
+        ((50257, 96), 1, False, False),  # for a product the features may be the rows of tiles
+        ((50257, 96), 1, True, True),
+        ((50257, 128), 1, True, False),
+        ((50257, 97), 1, False, True),
+        ((3, 3750, 768), 1, False, False),  # something else is innermost
+    ],
+)
+def test_pieces_that_are_whole_tiles_stay_as_they_are(
+    piece: tuple[int, ...], dim: int, looked_up: bool, copied: bool
+) -> None:
+    assert pieces_are_copied(TILED, piece, dim, looked_up=looked_up) is copied
+
+
+@pytest.mark.parametrize(("rows", "moments"), [(4 * 9, 1), (4 * 8, 0)])
+def test_both_are_there_when_the_copy_is_made(rows: int, moments: int) -> None:
+    """Weights that rest split along what is added up, and are gathered for a product split along the batch."""
+
+    def run(x: Any, w: Any) -> Any:
+        return x @ w
+
+    case = case_of(run, arg(64, rows), arg(rows, 16), mesh=round_mesh(data=4), profile=TILED)
+    plan = (case.shard("x.0", "data"), case.shard("w.0", "data"))
+    lowered = {number: case.problem.op_sharding(number, plan) for number in range(len(case.problem.patterns))}
+    holdings, found = case.evaluator._holdings, []
+    for item in case.evaluator.items.arrays:
+        for kind, size in case.evaluator._sharing.held(item, lowered):
+            if isinstance(kind, PutTogether):
+                (interval,) = holdings.intervals(item, kind)
+                assert interval[0] == interval[1]
+                assert size == rows * 16 * 4
+                found.append(interval)
+    assert len(found) == moments

@@ -11,9 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from emitted import emit_shardy
+from programs import Case, arg, evaluator_of, round_mesh, source_of_text
+from sweeps import sweep
 
+from toast_cli.ask_xla import verdict
 from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.compile import estimated_cycles
+from toast_cli.ask_xla.compile import collectives_after_partitioning, estimated_cycles
 from toast_cli.ask_xla.numbers import compare_numbers
 from toast_cli.cli.app import run
 from toast_cli.hardware import load_spec
@@ -204,3 +208,72 @@ def test_a_callback_into_python_cannot_run() -> None:
     answer = compare_numbers(program, program, 2)
     assert isinstance(answer, Failure) and not answer.aborted
     assert "calls back into Python" in answer.reason
+
+
+# -- what JAX leaves to LAPACK and cuSOLVER is partitioned in the child as in the user's process: a batch of matrices
+# may be split
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_a_batch_of_cholesky_factors_stays_split(platform: str) -> None:
+    traced = jax.jit(jnp.linalg.cholesky).trace(arg(8, 16, 16))
+    source = source_of_text(traced.lower(lowering_platforms=(platform,)).as_text(debug_info=True))
+    case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
+    plan = (case.shard("a.0", "data"),)
+    content = emit_shardy(case.source, case.lowered(plan))
+    assert case.collectives(plan) == []
+    assert collectives_after_partitioning(content, "stablehlo", {"data": 4, "model": 2}) == []
+
+
+# -- `toast partition --verify`: the verdict under the report, and its exit code
+
+
+MODELS = Path(__file__).parents[1] / "sample_models"
+SAMPLE = str(MODELS / "block_tiny.mlirbc.zst")
+BLOCK = ["partition", SAMPLE, "--mesh", "v4-32", "--strategy", "megatron", "--iterations", "1"]
+
+
+@pytest.mark.parametrize("form", sweep(["stablehlo", "hlo"], "stablehlo"))
+def test_megatron_agrees(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two all-reduces per block and direction, as promised, in either form; nothing is written."""
+    assert run([*BLOCK, "--verify", "cpu", "--format", form]) == 0
+    said = capsys.readouterr().out
+    assert said.index("-o OUT writes the sharded program") < said.index(
+        "verdict of XLA: agreed (CPU partitioner; --verify tpu asks the real one)"
+    )
+    assert "all 74 results are equal" in said
+    assert "all-reduce  data+model  64.0 KiB  ×8  64.0 KiB  ×8" in said
+
+
+def test_disagreement_is_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """XLA finds nothing of what was promised; the program is written all the same."""
+    monkeypatch.setattr(verdict, "collectives_after_partitioning", lambda *_: [])
+    monkeypatch.setattr(verdict, "check_numbers", lambda *_: verdict.CheckedPart("numbers", "agreed", ""))
+    program = tmp_path / "out.mlir"
+    assert run([*BLOCK, "--verify", "cpu", "--quiet", "-o", str(program)]) == 1
+    _, line = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        "XLA disagreed (CPU partitioner; --verify tpu asks the real one); "
+        "collectives: each device sends 0 B: 120 KiB of the promised are missing"
+    )
+    assert program.exists()
+
+
+REFUSED = [
+    (["--verify", "gpu"], "--verify gpu cannot compile for v4", "use --verify tpu"),
+    (
+        ["--verify", "cpu", "--format", "specs"],
+        "specs is not a program that XLA can check",
+        "--format stablehlo or hlo",
+    ),
+    (["--verify", "cup"], "cup", "cpu"),
+]
+
+
+@pytest.mark.parametrize(("options", "said", "hint"), REFUSED)
+def test_what_cannot_be_verified(options: list[str], said: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*BLOCK, *options]) == 2
+    error = capsys.readouterr().err
+    assert said in error and hint in error

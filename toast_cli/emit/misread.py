@@ -1,6 +1,6 @@
 """Writes splits that XLA's partitioner gets wrong, or implements with other collectives, as manual regions.
 
-Each was found by running every kind of op split along every dimension (`tests/test_annotated_ops.py`), with jaxlib
+Each was found by running every kind of op split along every dimension (`tests/test_partitioner.py`), with jaxlib
 0.10.2:
 
 * A convolution with batch groups (`batch_group_count`, the gradient of a grouped or depthwise convolution) that
