@@ -51,13 +51,16 @@ def mlp_momentum() -> Case:
     return case_of(step, weights, weights, arg(B, D), donate=(0, 1))
 
 
+def normal(x: Any) -> Any:
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
 def blocks() -> Case:
     """Two residual blocks on [batch, sequence, model] with a norm in front of each."""
 
     def loss(layers: Any, x: Any) -> Any:
         for p in layers:
-            h = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
-            x = x + jax.nn.relu(h @ p["up"]) @ p["down"]
+            x = x + jax.nn.relu(normal(x) @ p["up"]) @ p["down"]
         return jnp.sum(x**2)
 
     return trained(loss, [{"up": arg(D, F), "down": arg(F, D)}] * 2, arg(B, S, D))
@@ -90,6 +93,17 @@ def attention_blocks() -> Case:
         return jnp.sum(x**2)
 
     return trained(loss, [PROJECTIONS] * 2, arg(B, S, D))
+
+
+def block() -> Case:
+    """Gradients of a transformer block, with a norm in front of attention and one in front of the perceptron."""
+
+    def loss(x: Any, p: Any) -> Any:
+        x = x + attention_layer(p, normal(x))
+        return jnp.sum((x + jax.nn.relu(normal(x) @ p["up"]) @ p["down"]) ** 2)
+
+    weights = {**PROJECTIONS, "up": arg(D, F), "down": arg(F, D)}
+    return case_of(jax.grad(loss, argnums=(0, 1)), arg(B, S, D), weights)
 
 
 def merged_heads() -> Case:

@@ -55,6 +55,13 @@ F32 = 4
 FEATURES: dict[str, tuple[str, str, Expected]] = {
     # One all-reduce of each gradient, [D, F] and [F, D].
     "data parallel": ("mlp", "x.0=data", [(ALL_REDUCE, DATA, F32 * D * F, 2)]),
+    "data parallel over two axes": ("mlp", "x.0=data x.0=model", [(ALL_REDUCE, BOTH, F32 * D * F, 2)]),
+    # Gradients of a model shard, and the output of a data shard.
+    "data parallel x megatron": (
+        "mlp",
+        "x.0=data p['up'].1=model",
+        [(ALL_REDUCE, DATA, F32 * D * F / 2, 2), (ALL_REDUCE, MODEL, F32 * B * D / 4, 1)],
+    ),
     # Each weight is gathered once for both directions, each gradient scattered.
     "fsdp": (
         "mlp",
@@ -76,6 +83,8 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
         "p[0]['q'].1=model p[1]['q'].1=model",
         [(ALL_REDUCE, MODEL, F32 * B * S * D, 2 + 3)],
     ),
+    # With a norm in between it is: two for each direction.
+    "megatron block": ("block", "p['q'].1=model p['up'].1=model", [(ALL_REDUCE, MODEL, F32 * B * S * D, 4)]),
     # Each of these becomes a scatter. What goes into a product is gathered before it: forward a block's input, backward
     # the gradient of its output, the input once for both directions.
     "sequence parallel mlp": (
@@ -87,6 +96,17 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
         "attention_blocks",
         "p[0]['q'].1=model p[1]['q'].1=model x.1=model",
         [(ALL_GATHER, MODEL, F32 * B * S * D, 4), (REDUCE_SCATTER, MODEL, F32 * B * S * D / 2, 2 + 3)],
+    ),
+    "sequence parallel block": (
+        "block",
+        "p['q'].1=model p['up'].1=model x.1=model",
+        [(ALL_GATHER, MODEL, F32 * B * S * D, 4), (REDUCE_SCATTER, MODEL, F32 * B * S * D / 2, 4)],
+    ),
+    # The sequence has the axis first: weights are gathered instead, and their gradients scattered.
+    "the sequence before megatron": (
+        "blocks",
+        "x.1=model p[0]['up'].1=model p[1]['up'].1=model",
+        [(ALL_GATHER, MODEL, F32 * D * F, 4), (REDUCE_SCATTER, MODEL, F32 * D * F / 2, 4)],
     ),
     # The same on a quarter of the batch, and FSDP of the four weights' halves.
     "fsdp x megatron x sequence": (
@@ -140,6 +160,12 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
     ),
     # Every device adds its edges' messages to all nodes.
     "edge sharding": ("messages", "senders.0=data", [(ALL_REDUCE, DATA, F32 * NODES * D, 1)]),
+    # Nodes rest split as well: gathered to be read, sums scattered.
+    "edge and node sharding": (
+        "messages",
+        "senders.0=data nodes.0=data",
+        [(ALL_GATHER, DATA, F32 * NODES * D, 1), (REDUCE_SCATTER, DATA, F32 * NODES * D / 4, 1)],
+    ),
     # Both nodes of every edge are looked up in a split table; the sums stay where the nodes are.
     "node sharding": ("messages", "nodes.0=data", [(ALL_REDUCE, DATA, F32 * EDGES * D, 2)]),
     # A row from the neighbour above, one from below.
@@ -222,6 +248,12 @@ FEATURES: dict[str, tuple[str, str, Expected]] = {
             (REDUCE_SCATTER, MODEL, F32 * B * S * K / 2, 2),
             (ALL_REDUCE, MODEL, F32 * B * S * D, 1),
         ],
+    ),
+    # Queries alone: gradients of keys and values are sums over heads, and one term of the input's is partial.
+    "multi-query attention, queries": (
+        "multi_query",
+        "p['q'].1=model",
+        [(ALL_REDUCE, MODEL, F32 * B * S * K, 2), (ALL_REDUCE, MODEL, F32 * B * S * D, 1)],
     ),
     # Heads are the major part of the weights' columns; the result is a sum over heads.
     "heads in a merged dimension": ("merged_heads", "p['q'].1=data", [(ALL_REDUCE, DATA, F32 * B * S * D, 1)]),
@@ -329,6 +361,56 @@ def test_numbers(name: str) -> None:
     split = written(case(program), plan_of(case(program), words), "stablehlo")
     for a, b in zip(whole_results(program), xla.run_program(split, inputs, shapes, DEVICES, shardy=True), strict=True):
         assert relative_error(a, b) < 1e-5
+
+
+# Feature -> how arguments rest, those that are whole left out.
+RESTS = {
+    "data parallel": "x data|-",
+    "data parallel over two axes": "x data,model|-",
+    "fsdp": "p['down'] data|- p['up'] data|- x data|-",
+    "zero-2": "m['down'] data|- m['up'] data|- x data|-",
+    "two-dimensional tensor parallel": "p[0]['down'] model|data p[0]['up'] data|model p[1]['down'] model|data "
+    "p[1]['up'] data|model x -|-|data",
+    "edge sharding": "senders data receivers data",
+    "expert parallel": "w['down'] data|-|- w['up'] data|-|- x data|-|- route data|-|-|-",
+    "scan, fsdp": "ws -|data|- x data|-",
+    "scan, model": "ws -|model|- x -|model",
+    "sequence parallel block": "x -|model|- p['down'] model|- p['k'] -|model|- p['o'] model|-|- p['q'] -|model|- "
+    "p['up'] -|model p['v'] -|model|-",
+}
+
+
+@pytest.mark.parametrize("name", RESTS)
+def test_at_rest(name: str) -> None:
+    of, words, _ = FEATURES[name]
+    rests = {a.path: case(of).rest(a.path, plan_of(case(of), words)) for a in case(of).program.arguments}
+    assert " ".join(f"{path} {rest}" for path, rest in rests.items() if {*rest} - {*"|-"}) == RESTS[name]
+
+
+def test_nothing_is_split_and_sent_without_decisions() -> None:
+    assert case("mlp").collectives(()) == []
+    assert {case("mlp").rest(a.path, ()) for a in case("mlp").program.arguments} == {"-|-"}
+
+
+def test_zero_keeps_less_at_rest_the_more_it_splits() -> None:
+    of, weight = case("mlp_momentum"), F32 * D * F
+    stored = [
+        of.evaluator.cost(plan_of(of, FEATURES[name][1] if name in FEATURES else name)).argument_bytes - F32 * B * D / 4
+        for name in ("x.0=data", "zero-2", "x.0=data p['up'].0=data p['up'].1=data")
+    ]
+    assert stored == [4 * weight, 2 * weight + 2 * weight / 4, weight]
+
+
+def test_replicate_says_nothing_of_other_axes() -> None:
+    of = case("mlp_momentum")
+    assert of.rest("p['up']", plan_of(of, "p['up'].0=data -weights=model")) == "data|-"
+
+
+def test_queries_and_keys_can_be_split_over_different_axes() -> None:
+    of = case("attention")
+    (exponential,) = of.ops("exponential")  # of the scores [b, h, s, t]
+    shardings = of.lowered(plan_of(of, "x.1=model x.1=data/1")).shardings
+    assert of.text(shardings[of.program.ops[exponential].results[0]]) == "-|-|model|data"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Plan semantics: each known strategy comes out of the same few rules, with the collectives it is known for.
+"""Plan semantics: what is split, by whom, and what that sends. `test_features` has the known strategies.
 
 Every array is f32 (4 bytes an element). `bytes` are of the result on one device, see `CollectiveUse`.
 """
@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -31,77 +30,9 @@ from toast_cli.report.words import summary
 
 Collectives = list[tuple[str, tuple[str, ...], float, float]]
 
-# ---------------------------------------------------------------- weights of a perceptron: data parallel, ZeRO, FSDP
+# ---------------------------------------------------------------- what is stored whole, and what is made of it
 
 N, D, F = 8, 16, 64  # batch, model, hidden
-WEIGHTS = {"down": arg(F, D), "up": arg(D, F)}
-WEIGHT = D * F * 4.0  # bytes of either
-
-
-def loss(p: Any, x: Any) -> Any:
-    return jnp.sum((x + jax.nn.relu(x @ p["up"]) @ p["down"]) ** 2)
-
-
-def sgd(p: Any, x: Any) -> Any:
-    return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p, x))
-
-
-def momentum(p: Any, m: Any, x: Any) -> Any:
-    m = jax.tree.map(lambda a, g: 0.9 * a + g, m, jax.grad(loss)(p, x))
-    return jax.tree.map(lambda w, a: w - 0.1 * a, p, m), m
-
-
-@pytest.fixture(scope="module")
-def plain() -> Case:
-    return case_of(sgd, WEIGHTS, arg(N, D), donate=(0,))
-
-
-@pytest.fixture(scope="module")
-def optimised() -> Case:
-    return case_of(momentum, WEIGHTS, WEIGHTS, arg(N, D), donate=(0, 1))
-
-
-def rests(case: Case, plan: Plan) -> dict[str, str]:
-    return {a.path: case.rest(a.path, plan) for a in case.program.arguments}
-
-
-def test_the_empty_plan_communicates_nothing(plain: Case) -> None:
-    assert plain.collectives(()) == []
-    assert set(rests(plain, ()).values()) == {"-|-"}
-
-
-def test_data_parallelism_all_reduces_gradients(plain: Case) -> None:
-    plan = (plain.shard("x.0", "data"),)
-    assert plain.collectives(plan) == [("all-reduce", ("data",), WEIGHT, 2.0)]
-    assert rests(plain, plan) == {"p['down']": "-|-", "p['up']": "-|-", "x": "data|-"}
-
-
-def test_data_parallelism_over_two_axes_is_one_all_reduce_over_both(plain: Case) -> None:
-    plan = (plain.shard("x.0", "data"), plain.shard("x.0", "model"))
-    assert plain.collectives(plan) == [("all-reduce", ("data", "model"), WEIGHT, 2.0)]
-    assert plain.rest("x", plan) == "data,model|-"
-
-
-def test_fsdp_gathers_weights_once_and_reduce_scatters_gradients(optimised: Case) -> None:
-    plan = (optimised.shard("x.0", "data"), optimised.shard("x.1", "data"))
-    assert optimised.collectives(plan) == [
-        ("all-gather", ("data",), WEIGHT, 2.0),  # each weight once: the backward pass uses the same copy
-        ("reduce-scatter", ("data",), WEIGHT / 4, 2.0),
-    ]
-    assert rests(optimised, plan) == {
-        "p['down']": "-|data", "p['up']": "data|-", "m['down']": "-|data", "m['up']": "data|-", "x": "data|-",
-    }  # fmt: skip
-
-
-def test_zero_1_and_2_keep_weights_whole_and_gather_them_after_the_update(optimised: Case) -> None:
-    plan = (optimised.shard("x.0", "data"), optimised.shard("x.1", "data"), optimised.replicate("weights", "data"))
-    assert optimised.collectives(plan) == [
-        ("all-gather", ("data",), WEIGHT, 2.0),  # the new weights
-        ("reduce-scatter", ("data",), WEIGHT / 4, 2.0),
-    ]
-    assert rests(optimised, plan) == {
-        "p['down']": "-|-", "p['up']": "-|-", "m['down']": "-|data", "m['up']": "data|-", "x": "data|-",
-    }  # fmt: skip
 
 
 def test_what_is_spread_over_the_batch_is_no_weight_any_more() -> None:
@@ -130,41 +61,7 @@ def test_weights_that_are_stored_whole_are_converted_whole() -> None:
     assert case.text(case.lowered(plan).shardings[converted]) == "-|-"
 
 
-def test_zero_keeps_less_at_rest_the_more_it_splits(optimised: Case) -> None:
-    batch, embed = optimised.shard("x.0", "data"), optimised.shard("x.1", "data")
-    zero_0, zero_1, zero_3 = (
-        optimised.evaluator.cost(plan).argument_bytes
-        for plan in ((batch,), (batch, embed, optimised.replicate("weights", "data")), (batch, embed))
-    )
-    x = N * D * 4 / 4
-    assert (zero_0, zero_1, zero_3) == (4 * WEIGHT + x, 2 * WEIGHT + 2 * WEIGHT / 4 + x, WEIGHT + x)
-
-
-def test_replicate_says_nothing_of_other_axes(optimised: Case) -> None:
-    plan = (optimised.shard("x.1", "data"), optimised.replicate("weights", "model"))
-    assert optimised.rest("p['up']", plan) == "data|-"
-
-
-def test_data_parallel_and_megatron_compose(plain: Case) -> None:
-    plan = (plain.shard("x.0", "data"), plain.shard("p['up'].1", "model"))
-    assert plain.collectives(plan) == [
-        ("all-reduce", ("data",), WEIGHT / 2, 2.0),  # gradients, of a model shard
-        ("all-reduce", ("model",), N * D * 4 / 4, 1.0),  # the block's output, of a data shard
-    ]
-
-
-def test_two_dimensional_tensor_parallelism(plain: Case) -> None:
-    """Every product over a split dimension leaves partial sums: no weight moves, all activations are reduced."""
-    plan = (plain.shard("x.1", "data"), plain.shard("p['up'].1", "model"))
-    hidden, output = N * F * 4 / 2, N * D * 4 / 4
-    assert plain.collectives(plan) == [
-        ("all-reduce", ("data",), hidden, 2.0),  # x @ up, and d(out) @ down.T
-        ("all-reduce", ("model",), output, 1.0),  # hidden @ down
-    ]
-    assert rests(plain, plan) == {"p['down']": "model|data", "p['up']": "data|model", "x": "-|data"}
-
-
-# ---------------------------------------------------------------- tables and graphs
+# ---------------------------------------------------------------- tables
 
 B, S, M, H, K = 2, 16, 32, 4, 8  # batch, sequence, model, heads, head size
 ACTIVATION = B * S * M * 4.0
@@ -185,63 +82,6 @@ def test_a_table_split_over_its_rows_is_looked_up_in_part_everywhere() -> None:
     assert case.collectives((batch, case.shard("table.0", "data"))) == [("all-gather", ("data",), 64 * M * 4.0, 1.0)]
     # Split over its columns it needs nothing.
     assert case.collectives((case.shard("table.1", "model"),)) == []
-
-
-NODES, EDGES, WIDTH = 16, 64, 8
-
-
-def message_passing(nodes: Any, edges: Any, sender: Any, receiver: Any) -> Any:
-    how = lax.ScatterDimensionNumbers((1,), (0,), (0,))
-    messages = lookup(nodes, sender) * edges
-    return nodes + lax.scatter_add(jnp.zeros_like(nodes), receiver[:, None], messages, how, mode="promise_in_bounds")
-
-
-def test_edge_sharding_sums_messages_over_devices() -> None:
-    index = arg(EDGES, dtype=jnp.int32)
-    case = case_of(message_passing, arg(NODES, WIDTH), arg(EDGES, WIDTH), index, index, mesh=FOUR)
-    edges = case.shard("edges.0", "model")
-    table = NODES * WIDTH * 4.0
-    assert case.collectives((edges,)) == [("all-reduce", ("model",), table, 1.0)]
-    assert rests(case, (edges,)) == {"nodes": "-|-", "edges": "model|-", "sender": "model", "receiver": "model"}
-    # Nodes at rest split as well: gathered to be read, sums reduce-scattered.
-    assert case.collectives((edges, case.shard("nodes.0", "model"))) == [
-        ("all-gather", ("model",), table, 1.0),
-        ("reduce-scatter", ("model",), table / 4, 1.0),
-    ]
-
-
-def test_experts_have_an_axis_only_away_from_the_batch() -> None:
-    """[tokens, experts, slots] says who goes where: dispatch, one weight an expert, combine."""
-
-    def experts(x: Any, route: Any, w: Any) -> Any:
-        inside = jnp.einsum("nd,nec->ecd", x, route)
-        return jnp.einsum("ecd,nec->nd", jnp.einsum("ecd,edf->ecf", inside, w), route)
-
-    case = case_of(experts, arg(32, M), arg(32, 4, 16), arg(4, M, M), mesh=FOUR)
-    plan = (case.shard("w.0", "model", unless="x.0"), case.shard("x.0", "model"))
-    lowered = case.lowered(plan)
-    shardings = [case.text(lowered.shardings[case.program.ops[n].results[0]]) for n in case.ops("dot_general")]
-    assert case.rest("w", plan) == "model|-|-"
-    assert "model|-|-" in shardings  # experts apart
-    assert shardings[-1] == "model|-"  # tokens apart
-
-
-def test_a_batch_has_an_axis_only_where_there_are_heads() -> None:
-    """Each device attends for some sequences, and has some columns of the weights for all of them."""
-
-    def decode(x: Any, w: Any, cache: Any) -> Any:
-        queries = (x @ w).reshape(8, 4, 16)
-        return jnp.tanh(x), jnp.einsum("bhd,bshd->bhs", queries, cache)
-
-    case = case_of(decode, arg(8, 64), arg(64, 64), arg(8, 32, 4, 16), mesh=FOUR)
-    plan = (case.shard("x.1", "model", only="cache.3"), case.shard("x.0", "model", only="cache.2"))
-    shardings = case.lowered(plan).shardings
-    (tanh,) = (case.program.ops[op].results[0] for op in case.ops("tanh"))
-    projected, scores = (case.program.ops[op].results[0] for op in case.ops("dot_general"))
-    assert case.text(shardings[tanh]) == "-|-"  # no heads here
-    assert case.rest("w", plan) == "model|-"
-    assert (case.text(shardings[projected]), case.text(shardings[scores])) == ("model|-", "model|-|-")
-    assert [kind for kind, *_ in case.collectives(plan)] == ["reduce-scatter"]
 
 
 # ---------------------------------------------------------------- what can be split
@@ -306,27 +146,6 @@ def test_equal_uses_share_one_reshard() -> None:
 
 
 # ---------------------------------------------------------------- loops
-
-
-def scan_over_layers(w: Any, x: Any) -> Any:
-    return lax.scan(lambda c, layer: (jnp.tanh(c @ layer), None), x, w)[0]
-
-
-def test_weights_stacked_for_a_scan_are_gathered_layer_by_layer() -> None:
-    case = case_of(scan_over_layers, arg(6, M, M), arg(8, M), mesh=FOUR)
-    plan = (case.shard("x.0", "data"), case.shard("x.1", "data"))
-    assert case.collectives(plan) == [("all-gather", ("data",), M * M * 4.0, 6.0)]
-    assert rests(case, plan) == {"w": "-|data|-", "x": "data|-"}
-
-
-def test_a_carry_keeps_its_sharding_through_the_loop() -> None:
-    case = case_of(scan_over_layers, arg(6, M, M), arg(8, M), mesh=FOUR)
-    plan = (case.shard("x.1", "model"),)
-    # Each product sums over a split dimension, and its result wants to be split the same way again.
-    assert case.collectives(plan) == [("reduce-scatter", ("model",), 8 * M * 4.0 / 4, 6.0)]
-    lowered = case.lowered(plan)
-    (carry,) = (op for op in case.program.ops if op.name == "toast.carry" and case.program.values[op.results[0]].shape)
-    assert case.text(lowered.shardings[carry.results[0]]) == "-|model"
 
 
 def test_a_gather_of_what_a_loop_starts_with_happens_once() -> None:
