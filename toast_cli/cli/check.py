@@ -51,10 +51,10 @@ class CheckPoint:
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict, and the bytes of the report to store; None if it is not to be stored or the file is up to date."""
+    """A verdict on a plan, and its report; None if there is no plan."""
 
     verdict: CheckVerdict
-    stored: bytes | None = None
+    report: Report | None = None
 
 
 @options.with_options(*(*options.PLANNING, *options.REWRITING, "strategy", "plan", *options.CONFIRMING), before="jobs")
@@ -165,12 +165,12 @@ def check(
     return BAD_INPUT if "error" in statuses else CHECK_FAILED if "failed" in statuses else OK
 
 
-def judge_point(point: CheckPoint, progress: Any = None, tell: Any = None) -> tuple[Report, Judged]:
+def judge_point(point: CheckPoint, progress: Any = None, tell: Any = None) -> Judged:
     """Partitions and judges one point. Raises ToastError if that is not possible."""
     from toast_cli import pipeline
     from toast_cli.hardware import load_spec
     from toast_cli.report import checks
-    from toast_cli.report.model import is_report, read_report, same_facts, to_bytes
+    from toast_cli.report.model import is_report, read_report
 
     exists = bool(point.against) and Path(point.against).exists()
     if point.against and not exists and not point.update:
@@ -186,14 +186,7 @@ def judge_point(point: CheckPoint, progress: Any = None, tell: Any = None) -> tu
     began = time.perf_counter()
     report = pipeline.partition(point.request, progress, tell, annotated=False).report
     seconds = time.perf_counter() - began
-    verdict = checks.verdict(report, point.request, point.limits, stored, point.against, seconds)
-    wanted = point.update and bool(point.against) and verdict.status == checks.PASSED
-    return report, Judged(verdict, to_bytes(report) if wanted and not same_facts(point.against, report) else None)
-
-
-def work_on(point: CheckPoint) -> Judged:
-    """In a worker: judges one of several points."""
-    return judge_point(point)[1]
+    return Judged(checks.verdict(report, point.request, point.limits, stored, point.against, seconds), report)
 
 
 def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, reported: bool) -> Judged:
@@ -205,13 +198,13 @@ def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, reported: bool) 
 
     try:
         with progress_line(wanted=not quiet) as progress:
-            report, judged = judge_point(point, progress, None if quiet else say_confirmed)
+            judged = judge_point(point, progress, None if quiet else say_confirmed)
     except ToastError as error:
         if not reported:
             raise
         return _not_judged(point, failure_of(error))
-    if verbose:
-        print_report(report, sys.stderr, verbose=True)
+    if verbose and judged.report is not None:
+        print_report(judged.report, sys.stderr, verbose=True)
         print(file=sys.stderr)
     return judged
 
@@ -219,7 +212,7 @@ def _judge_alone(point: CheckPoint, quiet: bool, verbose: bool, reported: bool) 
 def _judge_all(points: list[CheckPoint], jobs: int, quiet: bool) -> list[Judged]:
     """Judges several points, each in its own process; a failure becomes a verdict too."""
     done: dict[int, Judged] = {}
-    for number, result in counted(run_all(points, work_on, jobs), len(points), "checks", wanted=not quiet):
+    for number, result in counted(run_all(points, judge_point, jobs), len(points), "checks", wanted=not quiet):
         done[number] = _not_judged(points[number], result) if isinstance(result, PointFailure) else result
     return [done[number] for number in range(len(points))]
 
@@ -233,20 +226,20 @@ def _not_judged(point: CheckPoint, failure: PointFailure) -> Judged:
 
 def _store(point: CheckPoint, judged: Judged, quiet: bool) -> None:
     """Writes the stored report with --update, unless a limit is exceeded."""
-    if not point.update or not point.against:
+    from toast_cli.report.model import same_facts, to_bytes
+
+    if not point.update:
         return
-    status = judged.verdict.status
-    if judged.stored is not None:
+    if judged.report is None or judged.verdict.status != "passed":
+        failed = "was not made" if judged.report is None else "failed"
+        say("note", f"{point.against} was not written: the check {failed}")
+        return
+    is_same = same_facts(point.against, judged.report)
+    if not is_same:
         resolved(point.against, "--update", UsageError).parent.mkdir(parents=True, exist_ok=True)
-        write_target(Target("--update", point.against), judged.stored)
-        text = f"wrote {point.against}"
-    elif status == "passed":
-        text = f"{point.against} is up to date"
-    else:
-        say("note", f"{point.against} was not written: the check {'failed' if status == 'failed' else 'was not made'}")
-        return
+        write_target(Target("--update", point.against), to_bytes(judged.report))
     if not quiet:
-        say("note", text)
+        say("note", f"{point.against} is up to date" if is_same else f"wrote {point.against}")
 
 
 def _output_targets(texts: list[str]) -> list[tuple[CheckFormat, Target]]:

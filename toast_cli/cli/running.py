@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -107,21 +107,19 @@ def debug_wanted(arguments: list[str]) -> bool:
     return os.environ.get("TOAST_DEBUG", "0") not in ("", "0") or "--verbose" in arguments
 
 
-def say(kind: str, text: str, stream: TextIO | None = None) -> None:
+def say(kind: str, text: str) -> None:
     """`error: …`, `hint: …` or `note: …` on one line of stderr, the word coloured where stderr is a terminal."""
-    stream = stream or sys.stderr
     word = f"{kind}:"
-    if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         word = f"{_RED if kind == 'error' else _CYAN}{word}{_RESET}"
-    _tell(f"{word} {' '.join(printable(text).split())}\n", stream)
+    _tell(f"{word} {' '.join(printable(text).split())}\n")
 
 
-def _tell(text: str, stream: TextIO | None = None) -> None:
+def _tell(text: str) -> None:
     """Writes to stderr; ignores errors."""
     with suppress(OSError, ValueError):
-        stream = stream or sys.stderr
-        stream.write(text)
-        stream.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _explain(code: int, what: str, hint: str) -> int:
