@@ -188,17 +188,17 @@ def sized(request: Request, planned: Callable[[Request, Outcome | None, bool], O
     Args:
         planned: plans a request, from the plan of an outcome on; True to try a size only.
     """
-    given, wanted = split_dims(request.dims)
-    if wanted is None:
+    other_dims, size_range = split_dims(request.dims)
+    if size_range is None:
         return planned(request, None, False)
     content = request.content or read_bytes(request.program)
     symbols, constraints = symbols_in(request.program, content)
     if not symbols:
-        raise no_symbols(", ".join((wanted.text, *given)), source_name(request.program))
-    if symbols.keys() != {wanted.name, *parse_dims(given)}:  # an error
-        content_of(request.program, (f"{wanted.name}={wanted.first}", *given), content)
+        raise no_symbols(", ".join((size_range.text, *other_dims)), source_name(request.program))
+    if symbols.keys() != {size_range.name, *parse_dims(other_dims)}:  # an error
+        content_of(request.program, (f"{size_range.name}={size_range.first}", *other_dims), content)
     devices = load_spec(request.mesh).devices
-    asked = briefly(replace(request, content=content, fit=Fit.as_written.value, confirm=0, budget_seconds=None))
+    trial_request = briefly(replace(request, content=content, fit=Fit.as_written.value, confirm=0, budget_seconds=None))
     # Of the largest size that fits, or if none does, of the smallest: what orders the sizes so, and the outcome.
     best: tuple[tuple[bool, int], Outcome] | None = None
 
@@ -215,7 +215,8 @@ def sized(request: Request, planned: Callable[[Request, Outcome | None, bool], O
 
     def attempt(size: int) -> TriedSizeFacts | None:
         nonlocal interrupted, best
-        outcome = surely(replace(asked, dims=(f"{wanted.name}={size}", *given)), best and best[1], True)
+        sized_request = replace(trial_request, dims=(f"{size_range.name}={size}", *other_dims))
+        outcome = surely(sized_request, best and best[1], True)
         if outcome.result.stopped == "interrupted":
             interrupted = True
             return None
@@ -225,12 +226,12 @@ def sized(request: Request, planned: Callable[[Request, Outcome | None, bool], O
             best = order, outcome
         return facts
 
-    tried = try_sizes(sizes_in(wanted, given, constraints, devices), attempt)
+    tried = try_sizes(sizes_in(size_range, other_dims, constraints, devices), attempt)
     assert best is not None
-    facts, chosen = chosen_sizes(wanted, tried, interrupted=interrupted), best[1]
+    facts, chosen = chosen_sizes(size_range, tried, interrupted=interrupted), best[1]
     if not interrupted:
         fit = Fit.as_written.value if best[0][0] else request.fit
-        at_size = replace(request, content=content, fit=fit, dims=(f"{wanted.name}={facts.size}", *given))
+        at_size = replace(request, content=content, fit=fit, dims=(f"{size_range.name}={facts.size}", *other_dims))
         chosen = surely(at_size, chosen, False)
     return replace(chosen, report=replace(chosen.report, sizes=facts))
 

@@ -83,7 +83,7 @@ class Jitted:
         import jax
 
         leaves, sharded = self._sharded(arguments, keywords)
-        placed = [jax.device_put(leaf, where) for leaf, where in zip(leaves, sharded.in_shardings, strict=True)]
+        placed = [jax.device_put(leaf, sharding) for leaf, sharding in zip(leaves, sharded.in_shardings, strict=True)]
         return jax.tree.unflatten(sharded.results, sharded.call(*placed))
 
     def plan(self, *arguments: Any, **keywords: Any) -> Plan:

@@ -135,10 +135,10 @@ class Loaded:
         self._check_shapes(leaves)
         leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
         if self._shardy:
-            leaves = [jax.device_put(leaf, where) for leaf, where in zip(leaves, self.in_shardings, strict=True)]
+            leaves = [*map(jax.device_put, leaves, self.in_shardings)]
         results = self._run(*leaves)
         if self._names:
-            results = [jax.device_put(leaf, where) for leaf, where in zip(results, self.out_shardings, strict=True)]
+            results = [*map(jax.device_put, results, self.out_shardings)]
         return tree_of([below_root(place.path) for place in self.results], results, trees)
 
     def lower(self) -> Any:
@@ -268,10 +268,10 @@ def read_boundary(path: str) -> tuple[ProgramInterface, bytes, bool]:
     program = source.program
     handles = {handle: k for k, handle in enumerate(source.definitions)}
     stated: dict[str, Any] = {}
-    for kept in source.annotations:
-        if not kept.uses and handles.get(kept.value, len(program.arguments)) < len(program.arguments):
-            stated.setdefault(f"argument {handles[kept.value]}", kept.sharding)
-        stated[kept.origin] = kept.sharding
+    for annotation in source.annotations:
+        if not annotation.uses and handles.get(annotation.value, len(program.arguments)) < len(program.arguments):
+            stated.setdefault(f"argument {handles[annotation.value]}", annotation.sharding)
+        stated[annotation.origin] = annotation.sharding
     axes = next((dict(s.mesh) for s in stated.values() if s.mesh), {})
     shardy = source.format not in HLO_FORMATS
     if shardy and not axes:
@@ -439,33 +439,33 @@ class LoadedStages(Loaded):
             last.update({(value, -1, k): len(steps) for value, k in zip(array.values, array.stages, strict=True)})
 
         def run(*leaves: Any) -> list[Any]:
-            held: dict[Key, Any] = {}
+            arrays: dict[Key, Any] = {}
             for leaf, array in zip(leaves, self.staged.arguments, strict=True):
-                for value, stage, part in zip(array.values, array.stages, self._apart(leaf, array), strict=True):
-                    held[value, -1, stage] = part
+                for value, stage, part in zip(array.values, array.stages, self._stage_parts(leaf, array), strict=True):
+                    arrays[value, -1, stage] = part
             for number, step in enumerate(steps):
                 if step.program:
                     program, call = programs[step.program]
                     keys = [key(name, step.microbatch, program.stage) for name in program.arguments]
                     index = np.asarray(step.microbatch, number_type)
-                    results = call(*[index if array[0] == INDEX else held[array] for array in keys])
+                    results = call(*[index if array[0] == INDEX else arrays[array] for array in keys])
                     made = [key(name, step.microbatch, program.stage) for name in program.results]
-                    held.update(zip(made, results, strict=True))
+                    arrays.update(zip(made, results, strict=True))
                 else:
                     keys = [(step.value, step.microbatch, step.source)]
-                    sent = jax.device_put(held[keys[0]], self._on_stage(step.value, step.target))
-                    held[step.value, step.microbatch, step.target] = sent
+                    sent = jax.device_put(arrays[keys[0]], self._on_stage(step.value, step.target))
+                    arrays[step.value, step.microbatch, step.target] = sent
                 for read in keys:
                     if last[read] == number:
-                        held.pop(read, None)
+                        arrays.pop(read, None)
             return [
-                self._together([held[value, -1, k] for value, k in zip(array.values, array.stages, strict=True)], n)
+                self._joined([arrays[value, -1, k] for value, k in zip(array.values, array.stages, strict=True)], n)
                 for n, array in enumerate(self.staged.results)
             ]
 
         return run
 
-    def _apart(self, leaf: Any, array: StagedArray) -> list[Any]:
+    def _stage_parts(self, leaf: Any, array: StagedArray) -> list[Any]:
         """The stages' parts of an array, on the devices where they are."""
         import jax
 
@@ -474,23 +474,23 @@ class LoadedStages(Loaded):
         pieces = {shard.device: shard.data for shard in leaf.addressable_shards}
         make = jax.make_array_from_single_device_arrays
         return [
-            make(self.staged.values[value].shape, there, [pieces[device] for device in there.mesh.devices.flat])
+            make(self.staged.values[value].shape, sharding, [pieces[device] for device in sharding.mesh.devices.flat])
             for value, stage in zip(array.values, array.stages, strict=True)
-            for there in (self._on_stage(value, stage),)
+            for sharding in (self._on_stage(value, stage),)
         ]
 
-    def _together(self, parts: list[Any], number: int) -> Any:
+    def _joined(self, parts: list[Any], number: int) -> Any:
         """A result of the step, of its parts on stages."""
         import jax
 
         if len(parts) == 1:
             return parts[0]
-        pieces, there = (
+        pieces, sharding = (
             {s.device: s.data for part in parts for s in part.addressable_shards},
             self.out_shardings[number],
         )
-        order = [pieces[device] for device in there.mesh.devices.flat]
-        return jax.make_array_from_single_device_arrays(self.results[number].shape, there, order)
+        order = [pieces[device] for device in sharding.mesh.devices.flat]
+        return jax.make_array_from_single_device_arrays(self.results[number].shape, sharding, order)
 
 
 def _mesh(devices: Any, names: Iterable[str]) -> Any:

@@ -144,14 +144,14 @@ def utilisation(problem: Problem, step_seconds: float) -> tuple[float, float]:
     """Model FLOPs utilisation and hardware FLOPs utilisation: a program's arithmetic divided by that of all chips at
     their peak rate in that time. The rate is that of bf16 (if listed), or of a narrower type for contractions in one.
     MFU excludes rematerialised arithmetic (see `program.values.recomputed_parts`)."""
-    every, again = _peak_seconds(problem.program, problem.mesh.chip)
+    total, rematerialised = _peak_seconds(problem.program, problem.mesh.chip)
     available = step_seconds * problem.mesh.devices
-    return ((every - again) / available, every / available) if available > 0 else (0.0, 0.0)
+    return ((total - rematerialised) / available, total / available) if available > 0 else (0.0, 0.0)
 
 
 def _peak_seconds(program: Program, chip: Chip) -> tuple[float, float]:
     """Seconds that all arithmetic of a program takes one chip at its peak, and the rematerialised part of it."""
-    peak, every, again = chip.matrix_flops.get("bf16") or max(chip.matrix_flops.values()), 0.0, 0.0
+    peak, total, rematerialised = chip.matrix_flops.get("bf16") or max(chip.matrix_flops.values()), 0.0, 0.0
     for op, part in zip(program.ops, recomputed_parts(program), strict=True):
         if op.region is not None and op.region.body.flops:
             devices = op.flops / op.region.body.flops
@@ -159,9 +159,9 @@ def _peak_seconds(program: Program, chip: Chip) -> tuple[float, float]:
         else:
             narrow = op.kind.matrix_unit and op.flops and max(peak, matrix_rate(chip, program.multiplied_type(op)))
             seconds = op.flops / (narrow or peak)
-        every += op.trips * seconds
-        again += op.trips * seconds * part
-    return every, again
+        total += op.trips * seconds
+        rematerialised += op.trips * seconds * part
+    return total, rematerialised
 
 
 def _predicted(source: Source, evaluator: Evaluator, result: SearchResult) -> PredictedFacts:
@@ -255,12 +255,12 @@ def collective_facts(
     source: Source, evaluator: Evaluator, plan: Plan, modules: Modules | None = None
 ) -> list[CollectiveFacts]:
     """The collectives of a plan, the most expensive first. modules: of their ops, to be named if given."""
-    names, alike = evaluator.problem.mesh.names, ops_by_pattern(evaluator.problem)
+    names, ops_of_pattern = evaluator.problem.mesh.names, ops_by_pattern(evaluator.problem)
     facts = []
     for use in evaluator.collectives(plan):
         size = round(use.bytes)
         written = (use.written[0], round(use.written[1]))
-        ops, frames = (place.op for place in places_of(evaluator.problem, use, alike)), source.stack(use.op)
+        ops, frames = (place.op for place in places_of(evaluator.problem, use, ops_of_pattern)), source.stack(use.op)
         facts.append(
             CollectiveFacts(
                 use.kind,

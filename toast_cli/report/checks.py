@@ -104,8 +104,8 @@ def judge(report: Report, limits: CheckLimits, stored: Report | None = None) -> 
     """Every check in order: the plan fits, then each given limit, then the goal's bounds, then the stored report, whose
     predicted figures are compared with predicted ones."""
     now = _figures(report)
-    peak, step = f"{format_bytes(now.peak_bytes)}{now.peak_by}", f"{format_seconds(now.step_seconds)}{now.by}"
-    communication = f"{format_seconds(now.communication_seconds)}{now.by}"
+    peak, step = f"{format_bytes(now.peak_bytes)}{now.peak_source}", f"{format_seconds(now.step_seconds)}{now.source}"
+    communication = f"{format_seconds(now.communication_seconds)}{now.source}"
     limit_bytes = report.predicted.limit_bytes
     unsure = f" (+{format_percent(report.predicted.peak_error)})" if report.fit == UNSURE else ""
     checks = [Check("fits", report.fit != NO, peak + unsure, f"{format_bytes(limit_bytes)} usable per device")]
@@ -132,13 +132,13 @@ def judge(report: Report, limits: CheckLimits, stored: Report | None = None) -> 
 
 @dataclass(frozen=True)
 class _Figures:
-    """The figures that limits apply to. by, peak_by: `COMPILED` where a compiler gave them, or the peak; else empty."""
+    """The figures that limits apply to. source, peak_source: `COMPILED` for those of a compiler; else empty."""
 
     peak_bytes: int
     step_seconds: float
     communication_seconds: float
-    by: str = ""
-    peak_by: str = ""
+    source: str = ""
+    peak_source: str = ""
 
 
 def _figures(report: Report) -> _Figures:
@@ -147,8 +147,8 @@ def _figures(report: Report) -> _Figures:
     row = None if report.confirmation is None else report.confirmation.taken
     # A partitioner alone knows no memory.
     if row is not None and row.step_seconds is not None and row.exposed_seconds is not None:
-        peak, by = (predicted.peak_bytes, "") if row.peak_bytes is None else (row.peak_bytes, COMPILED)
-        return _Figures(peak, row.step_seconds, row.exposed_seconds, COMPILED, by)
+        peak, source = (predicted.peak_bytes, "") if row.peak_bytes is None else (row.peak_bytes, COMPILED)
+        return _Figures(peak, row.step_seconds, row.exposed_seconds, COMPILED, source)
     return _Figures(predicted.peak_bytes, predicted.step_seconds, predicted.communication_seconds)
 
 
@@ -195,7 +195,7 @@ def refuse_other_mesh(stored: Report, path: str, chip: str, devices: int) -> Non
 
 def _against(report: Report, limits: CheckLimits, stored: Report) -> list[Check]:
     now, old = report.predicted, stored.predicted
-    kept = [
+    checks = [
         _kept("memory", now.peak_bytes, old.peak_bytes, limits.memory_tolerance),
         _kept("step time", now.step_seconds, old.step_seconds, limits.time_tolerance),
         _kept("communication", now.communication_seconds, old.communication_seconds, limits.communication_tolerance),
@@ -204,10 +204,10 @@ def _against(report: Report, limits: CheckLimits, stored: Report) -> list[Check]
         texts, old_texts = ([decision.text for decision in compared.plan.decisions] for compared in (report, stored))
         same = texts == old_texts
         text = report.plan.summary if not same else "the same"
-        kept.append(
+        checks.append(
             Check("plan kept", same, "", f"{text}; in the stored report {stored.plan.summary}" if not same else text)
         )
-    return kept
+    return checks
 
 
 def _kept(name: str, now: float, before: float, tolerance: float) -> Check:

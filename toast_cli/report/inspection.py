@@ -231,9 +231,9 @@ def symbol_table(symbols: Sequence[SymbolFacts], constraints: Sequence[str] = ()
     rows = [(s.name, f"{s.size:,}" if s.size else "-", ", ".join(map(slash_path, s.places))) for s in symbols]
     drawn = style.table([("", "left"), ("size", "right"), ("argument[dimension]", "fold")], rows)
     give = " ".join(f"--dim {s.name}=SIZE" for s in symbols if not s.size)
-    said = [f"the file's constraints: {', '.join(constraints)}"] if constraints else []
-    said += [f"give each a size: {give}"] if give else []
-    return style.section("symbolic dimensions", drawn, *(Text(line, style.LABEL) for line in said))
+    notes = [f"the file's constraints: {', '.join(constraints)}"] if constraints else []
+    notes += [f"give each a size: {give}"] if give else []
+    return style.section("symbolic dimensions", drawn, *(Text(line, style.LABEL) for line in notes))
 
 
 def _listed(

@@ -409,11 +409,11 @@ def _facts(path: str) -> dict[str, Any]:
 
 
 def _lasting(facts: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in facts.items() if key != "timings"}
+    lasting = {key: value for key, value in facts.items() if key != "timings"}
     for part, key in (("search", "seconds"), ("program", "path")):
-        if isinstance(kept.get(part), dict):
-            kept[part] = {name: value for name, value in kept[part].items() if name != key}
-    return kept
+        if isinstance(lasting.get(part), dict):
+            lasting[part] = {name: value for name, value in lasting[part].items() if name != key}
+    return lasting
 
 
 _REMAKE = "make one with `toast partition --json FILE`"

@@ -71,7 +71,7 @@ def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
     problem, lives = evaluator.problem, evaluator.items.lives
     names = problem.mesh.names
     uses = evaluator.collectives(result.plan)
-    alike = ops_by_pattern(problem)
+    ops_of_pattern = ops_by_pattern(problem)
     over = sorted({use.axes for use in uses}, key=lambda axes: (len(axes), axes))
     lane_of = {axes: number for number, axes in enumerate(over, start=1)}
     # (tick, before or after, op, seconds, lane, name, runs, hides)
@@ -85,7 +85,7 @@ def step_of(evaluator: Evaluator, result: SearchResult) -> Step:
     for use in uses:
         name = f"{use.kind} over {', '.join(use.over(names))}"
         when = _BEFORE if use.reason in ("reshard", "neighbours") else _AFTER
-        for place in places_of(problem, use, alike):
+        for place in places_of(problem, use, ops_of_pattern):
             runs, seconds = use.count * place.share, use.seconds * place.share
             lane = lane_of[use.axes]
             events.append((lives.times[place.op], when, place.op, seconds, lane, name, runs, not use.waited_for))

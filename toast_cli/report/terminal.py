@@ -311,19 +311,17 @@ def prediction(report: Report, width: int) -> RenderableType:
         rows.add_row("a token", figure, "", f"a step makes {tokens} of each sequence, one after the other")
 
     filled = predicted.peak_bytes / predicted.limit_bytes if predicted.limit_bytes else 0.0
-    held = Text(
-        f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", "" if predicted.fits else style.BAD
-    )
-    held.append(f", arguments {format_bytes(predicted.argument_bytes)}", "")
+    look = "" if predicted.fits else style.BAD
+    words = Text(f"{format_percent(filled)} of {format_bytes(predicted.limit_bytes)}", look)
+    words.append(f", arguments {format_bytes(predicted.argument_bytes)}", "")
     if predicted.peak_error and filled > 0.5:
-        held.append(f"; nine of ten programs need at most {format_percent(predicted.peak_error)} more", "")
-    memory = (filled, "█", style.MEMORY if predicted.fits else style.BAD)
-    add("peak memory", format_bytes(predicted.peak_bytes), [memory], held)
+        words.append(f"; nine of ten programs need at most {format_percent(predicted.peak_error)} more", "")
+    add("peak memory", format_bytes(predicted.peak_bytes), [(filled, "█", look or style.MEMORY)], words)
 
     if predicted.cache_token_bytes:
-        held_text = format_bytes(round(predicted.cache_token_bytes))
         fit = format_plural(predicted.sequences, "sequence")
-        rows.add_row("KV cache", held_text, "", f"a token and device; memory is enough for about {fit}")
+        about = f"a token and device; memory is enough for about {fit}"
+        rows.add_row("KV cache", format_bytes(round(predicted.cache_token_bytes)), "", about)
 
     if predicted.host_bytes:
         moved = f"transfers {format_seconds(predicted.transfer_seconds)}, which overlap with compute"
@@ -339,10 +337,10 @@ def prediction(report: Report, width: int) -> RenderableType:
 def comparison(report: Report, width: int) -> RenderableType:
     """This plan against the baselines."""
     plan = report.predicted
-    this = BaselineFacts(
+    plan_facts = BaselineFacts(
         plan.step_seconds, plan.peak_bytes, plan.fits, plan.compute_seconds, plan.communication_seconds
     )
-    figures = this.step_seconds, this.peak_bytes
+    figures = plan_facts.step_seconds, plan_facts.peak_bytes
     others = {strategy_label(name, facts.axes, facts.mesh): facts for name, facts in report.baselines.items()}
     alike = next((k for k, facts in others.items() if (facts.step_seconds, facts.peak_bytes) == figures), "")
     strategy = alike or report.plan.strategy
@@ -354,17 +352,17 @@ def comparison(report: Report, width: int) -> RenderableType:
     ]  # fmt: skip
     cells: list[list[str | Text]] = [
         [
-            Text(name, style.TITLE if facts is this else ""),
+            Text(name, style.TITLE if facts is plan_facts else ""),
             format_seconds(facts.step_seconds),
-            format_ratio(facts.step_seconds / this.step_seconds if this.step_seconds else 1.0),
+            format_ratio(facts.step_seconds / plan_facts.step_seconds if plan_facts.step_seconds else 1.0),
             format_seconds(facts.compute_seconds),
             format_seconds(facts.communication_seconds),
             format_bytes(facts.peak_bytes),
             style.fit_text(
-                report.fit if facts is this else fit_of(facts.peak_bytes, plan.limit_bytes, plan.peak_error)
+                report.fit if facts is plan_facts else fit_of(facts.peak_bytes, plan.limit_bytes, plan.peak_error)
             ),
         ]
-        for name, facts in {own: this, **others}.items()
+        for name, facts in {own: plan_facts, **others}.items()
     ]
     rows = style.fitted(columns, cells, width, spare=((3, 4), (2,)))
     why = style.with_axes(report.plan.why, list(report.mesh.axes))

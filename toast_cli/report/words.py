@@ -73,7 +73,7 @@ def _split_text(problem: Problem, plan: Plan) -> str:
         for text, axes in axes_of.items()
     ]
     attention = _attention(problem, lowered) if any("tensor-parallel" in text for text in parts) else []
-    return "; ".join([*attention, *parts, *_whole(problem, lowered)])
+    return "; ".join([*attention, *parts, *_replicated_roles(problem, lowered)])
 
 
 def _attention(problem: Problem, lowered: list[OpSharding]) -> list[str]:
@@ -103,14 +103,13 @@ def caches_of(problem: Problem) -> dict[int, int]:
 
 def idle_axes(problem: Problem, plan: Plan) -> list[int]:
     """Unused mesh axes (of more than one device): no decision or pin names them."""
-    pins = (pin for of in problem.patterns for pin in (*of.operand_pins, *of.result_pins) if pin is not None)
-    used = {d.axis for d in plan if isinstance(d, Shard)} | {
-        axis for pin in pins for axes in pin for axis in axes or ()
-    }
+    pins = (pin for p in problem.patterns for pin in (*p.operand_pins, *p.result_pins) if pin is not None)
+    used = {d.axis for d in plan if isinstance(d, Shard)}
+    used |= {axis for pin in pins for axes in pin for axis in axes or ()}
     return [axis for axis, size in enumerate(problem.mesh.sizes) if size > 1 and axis not in used]
 
 
-def _whole(problem: Problem, lowered: list[OpSharding]) -> list[str]:
+def _replicated_roles(problem: Problem, lowered: list[OpSharding]) -> list[str]:
     """A sentence that weights (and state) are replicated, if a plan splits none of them."""
     replicated = []
     for role in (WEIGHTS, STATE):
@@ -133,12 +132,12 @@ def decision_text(problem: Problem, decision: Decision) -> str:
         return f"keep {role} replicated over {axis} between steps"
     group = problem.dimensions.groups[decision.group]
     mirrored = f", {len(group.classes)} alike" if len(group.classes) > 1 else ""
-    where = "".join(f", {text}" for text in scope_texts(scope_name(problem, decision), part_name(problem, decision)))
+    scope = "".join(f", {text}" for text in scope_texts(scope_name(problem, decision), part_name(problem, decision)))
     # A decision may leave the ops of its conflicts to other decisions.
-    left = sum(side == ASIDE for side in decision.sides)
-    some = "some " if left < len(group.resolutions) else ""
-    aside = f", except in {some}ops with it twice" if left else ""
-    return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{where}{aside}"
+    aside_sides = sum(side == ASIDE for side in decision.sides)
+    some = "some " if aside_sides < len(group.resolutions) else ""
+    aside = f", except in {some}ops with it twice" if aside_sides else ""
+    return f"split {group.name} ({group.size}{mirrored}) {size} ways over {axis}{scope}{aside}"
 
 
 def role_name(problem: Problem, decision: Replicate) -> str:
@@ -212,8 +211,8 @@ def listed(decisions: Sequence[str]) -> str:
     """`batch, embed over data; ff over model`: decisions in words, by mesh axis."""
     split: dict[str, list[str]] = {}  # axis -> names of dimensions
     for text in decisions:
-        what, _, axis = text.rpartition(" over ")
-        split.setdefault(axis, []).append(what)
+        dimension, _, axis = text.rpartition(" over ")
+        split.setdefault(axis, []).append(dimension)
     parts = []
     for axis, names in split.items():
         names = name_list(names)
@@ -443,24 +442,24 @@ def _work_of(problem: Problem, lowered: list[OpSharding], *, updates: bool) -> d
     flops: dict[tuple[int, int], float] = defaultdict(float)
     elements: dict[tuple[int, int], float] = defaultdict(float)
     for op, number in zip(program.ops, problem.op_pattern, strict=True):
-        of, heavy = problem.patterns[number], op.kind.heavy
-        if not (heavy or updates) and (of.role != NO_ROLE or in_weights.issuperset(of.groups)):
+        pattern, heavy = problem.patterns[number], op.kind.heavy
+        if not (heavy or updates) and (pattern.role != NO_ROLE or in_weights.issuperset(pattern.groups)):
             continue
         computed = op.trips * sum(program.values[value].elements for value in op.results)
         # Products of each layer's weights or gradients alone, as in an optimizer such as Muon, make no pipeline.
-        excluded = layers if in_weights.issuperset(of.groups) else set[int]()
-        for group, kind, axes in zip(of.groups, of.form.kinds, lowered[number].factor_axes, strict=True):
+        excluded = layers if in_weights.issuperset(pattern.groups) else set[int]()
+        for group, kind, axes in zip(pattern.groups, pattern.form.kinds, lowered[number].factor_axes, strict=True):
             for axis in axes:
                 elements[group, axis] += computed
                 if heavy and group not in excluded and (op.flops or kind is FactorKind.REDUCTION):  # or rows of a table
                     flops[group, axis] += op.flops * op.trips
     most = {axis: max(size for (_, over), size in elements.items() if over == axis) for _, axis in elements}
-    others = {
+    elements_only = {
         (group, axis): 0.0
         for (group, axis), size in elements.items()
         if size > _FEW * most[axis] and (updates or group not in in_weights)
     }
-    return {**others, **flops}
+    return {**elements_only, **flops}
 
 
 def _used(problem: Problem, work: dict[tuple[int, int], float]) -> set[tuple[int, int]]:
@@ -494,7 +493,7 @@ def _stored(
 
 
 def _called(problem: Problem, group: int) -> str:
-    of = problem.dimensions.groups[group]
-    if of.role in _CALLED:
-        return _CALLED[of.role]
-    return "tensor" if group in problem.weight_bytes else of.name
+    dimension = problem.dimensions.groups[group]
+    if dimension.role in _CALLED:
+        return _CALLED[dimension.role]
+    return "tensor" if group in problem.weight_bytes else dimension.name

@@ -223,7 +223,7 @@ def _splits(study: Study, ops: Iterable[int]) -> tuple[list[str], list[int]]:
     """(sentences on how ops are split, by which decisions, and why other decisions about their dimensions do nothing
     there; the numbers of the decisions that split them)."""
     problem, names = study.problem, study.problem.mesh.names
-    said, numbers = Counter[str](), set[int]()
+    sentence_counts, numbers = Counter[str](), set[int]()
     for pattern, count in Counter(problem.op_pattern[op] for op in ops).items():
         of = problem.patterns[pattern]
         for factor, axes in enumerate(study.op_shardings[pattern].factor_axes):
@@ -233,11 +233,11 @@ def _splits(study: Study, ops: Iterable[int]) -> tuple[list[str], list[int]]:
                 group, kind = problem.dimensions.groups[of.groups[factor]].name, of.form.kinds[factor].name
                 how = ", summed over: partial results" if kind == "REDUCTION" else ""
                 by = f"decision {giver}" if giver else "a pin"
-                said[f"{group} is split over {names[axis]}{how}, by {by}"] += count
+                sentence_counts[f"{group} is split over {names[axis]}{how}, by {by}"] += count
         for number, decision in enumerate(study.plan, 1):
             if isinstance(decision, Shard) and decision.group in of.groups and (why := study.why_not(pattern, number)):
-                said[f"{study.numbered(number)} does nothing: {why}"] += count
-    sentences = [f"{text}, in {format_plural(count, 'op')}." for text, count in said.most_common(_LISTED)]
+                sentence_counts[f"{study.numbered(number)} does nothing: {why}"] += count
+    sentences = [f"{text}, in {format_plural(count, 'op')}." for text, count in sentence_counts.most_common(_LISTED)]
     return sentences or ["No decision splits them."], sorted(numbers - {0})
 
 
@@ -262,22 +262,22 @@ _PLANS_TRIED = 2000
 
 def _edited(study: Study, wanted: Callable[[Edit], bool], rank: Callable[[Plan, Cost], Any]) -> list[Change]:
     """The best of the plans that the search's edits lead to, each with what it changes; the best of equal words."""
-    moves, tried = Moves(study.problem), dict[Plan, str]()
+    moves, words_of = Moves(study.problem), dict[Plan, str]()
     edits = (edit for neighbourhood in NEIGHBOURHOODS.values() for edit in neighbourhood(moves, study.plan))
     for edit in filter(wanted, edits):
         for plan in islice(results(study.problem, study.plan, edit), _PLACES):
-            tried.setdefault(plan, _what(study, edit))
-        if len(tried) > _PLANS_TRIED:
+            words_of.setdefault(plan, _edit_text(study, edit))
+        if len(words_of) > _PLANS_TRIED:
             break
-    tried.pop(study.plan, None)
-    quick = sorted(tried, key=lambda plan: rank(plan, study.evaluator.cost(plan)))[: 3 * _CHANGES_LISTED]
+    words_of.pop(study.plan, None)
+    quick = sorted(words_of, key=lambda plan: rank(plan, study.evaluator.cost(plan)))[: 3 * _CHANGES_LISTED]
     best = dict[str, Change]()
     for plan in sorted(quick, key=lambda plan: rank(plan, study.evaluator.exact_cost(plan))):
-        best.setdefault(tried[plan], study.change(tried[plan], plan))
+        best.setdefault(words_of[plan], study.change(words_of[plan], plan))
     return [*best.values()][:_CHANGES_LISTED]
 
 
-def _what(study: Study, edit: Edit) -> str:
+def _edit_text(study: Study, edit: Edit) -> str:
     """`also seq over model`, `seq over model instead of decision 4 (ff over model)`."""
     into = ", ".join(study.words(d) for d in edit.into[:3]) + (
         f" and {len(edit.into) - 3} more" if len(edit.into) > 3 else ""
@@ -303,17 +303,17 @@ def _explain_line(study: Study, place: str) -> Explanation:
         raise UsageError(
             f"cannot read {place!r}", where="--collective", hint="give a number or FILE:LINE (model.py:75)"
         )
-    wanted = f"{matched[1].rsplit('/', 1)[-1]}:{matched[2]}"
+    line = f"{matched[1].rsplit('/', 1)[-1]}:{matched[2]}"
     program = study.problem.program
     stacks = [study.source.stack(k) for k in range(len(program.ops))]
-    ops = [k for k, stack in enumerate(stacks) if stack and stack[users_frame(stack)].place == wanted]
-    ops = ops or [k for k, stack in enumerate(stacks) if any(frame.place == wanted for frame in stack)]
+    ops = [k for k, stack in enumerate(stacks) if stack and stack[users_frame(stack)].place == line]
+    ops = ops or [k for k, stack in enumerate(stacks) if any(frame.place == line for frame in stack)]
     if not ops:
-        raise UsageError(f"no operation comes from {wanted}", where="--collective", hint=_nearby(study, wanted))
+        raise UsageError(f"no operation comes from {line}", where="--collective", hint=_nearby(study, line))
     work = sum(program.ops[k].flops * program.ops[k].trips for k in ops)
     shares = {k: study.share_of_ops(use, set(ops)) for k, use in enumerate(study.collectives)}
-    here = sorted((k for k in shares if shares[k] > 0), key=lambda k: -study.collectives[k].seconds * shares[k])
-    seconds = sum(study.collectives[k].seconds * shares[k] for k in here)
+    numbers_here = sorted((k for k in shares if shares[k] > 0), key=lambda k: -study.collectives[k].seconds * shares[k])
+    seconds = sum(study.collectives[k].seconds * shares[k] for k in numbers_here)
     splits, numbers = _splits(study, ops)
     sentences = [
         f"{format_plural(len(ops), 'op')} {'comes' if len(ops) == 1 else 'come'} from this line, with "
@@ -329,14 +329,14 @@ def _explain_line(study: Study, place: str) -> Explanation:
             computed[text, study.sharding(study.lowered.shardings[op.results[0]])] += 1
     items = [Item(*text, count) for text, count in computed.most_common(_LISTED)]
     return study.explanation(
-        wanted, sentences, listed="what happens there, on each device",
-        items=[*items, *(study.collective_item(k, shares[k]) for k in here[:_LISTED])],
+        line, sentences, listed="what happens there, on each device",
+        items=[*items, *(study.collective_item(k, shares[k]) for k in numbers_here[:_LISTED])],
         alternatives="what the whole plan would cost", changes=_without(study, numbers),
     )  # fmt: skip
 
 
-def _nearby(study: Study, wanted: str) -> str:
-    file, _, line = wanted.partition(":")
+def _nearby(study: Study, place: str) -> str:
+    file, _, line = place.partition(":")
     lines = {
         frame.line
         for k in range(len(study.problem.program.ops))

@@ -126,10 +126,10 @@ class Study:
 
     def giver(self, pattern: int, factors: Iterable[int], axis: int) -> int:
         """Number of the decision that put `axis` on one of an op's factors; 0 where a pin or the op did."""
-        of = self.problem.patterns[pattern]
-        groups = {of.groups[factor] for factor in factors}
+        ops = self.problem.patterns[pattern]
+        groups = {ops.groups[factor] for factor in factors}
         for number, decision in enumerate(self.plan, 1):
-            if isinstance(decision, Shard) and claim_of(of, decision, self.problem.resolution_place) is None:
+            if isinstance(decision, Shard) and claim_of(ops, decision, self.problem.resolution_place) is None:
                 continue
             if isinstance(decision, Shard) and decision.axis == axis and decision.group in groups:
                 return number
@@ -137,21 +137,21 @@ class Study:
 
     def holder(self, pattern: int, axis: int) -> tuple[int, str]:
         """(decision number, name of the dimension) that uses an axis in an op; (0, "") if none does."""
-        of = self.problem.patterns[pattern]
+        ops = self.problem.patterns[pattern]
         for factor, axes in enumerate(self.op_shardings[pattern].factor_axes):
             if axis in axes:
-                return self.giver(pattern, [factor], axis), self.problem.dimensions.groups[of.groups[factor]].name
+                return self.giver(pattern, [factor], axis), self.problem.dimensions.groups[ops.groups[factor]].name
         return 0, ""
 
     def why_not(self, pattern: int, number: int) -> str:
         """Why a decision about an op's dimension does not split it there; empty if it does, or a pin does."""
-        of, decision = self.problem.patterns[pattern], self.plan[number - 1]
+        ops, decision = self.problem.patterns[pattern], self.plan[number - 1]
         if not isinstance(decision, Shard):
             return ""
         axis, size = decision.axis, self.problem.mesh.sizes[decision.axis]
-        factors = [factor for factor, group in enumerate(of.groups) if group == decision.group]
+        factors = [factor for factor, group in enumerate(ops.groups) if group == decision.group]
         axes = self.op_shardings[pattern].factor_axes
-        if claim_of(of, decision, self.problem.resolution_place) is None:
+        if claim_of(ops, decision, self.problem.resolution_place) is None:
             return "it leaves these ops to other decisions"
         if any(axis in axes[factor] for factor in factors):
             giver = self.giver(pattern, factors, axis)
@@ -162,14 +162,14 @@ class Study:
                 f", decision {holder}" if holder else ""
             )
         for k, other in enumerate(self.plan, 1):
-            if isinstance(other, Replicate) and other.role == of.role and other.axis == axis:
+            if isinstance(other, Replicate) and other.role == ops.role and other.axis == axis:
                 return f"{self.numbered(k)} keeps it replicated"
-        if all(of.form.kinds[factor] is FactorKind.BLOCKED for factor in factors):
+        if all(ops.form.kinds[factor] is FactorKind.BLOCKED for factor in factors):
             return "the operation needs it whole"
         for factor in factors:
             ways = prod(self.problem.mesh.sizes[a] for a in axes[factor])
-            if of.form.sizes[factor] % (ways * size):
-                return f"{of.form.sizes[factor] // ways} cannot be split {size} ways"
+            if ops.form.sizes[factor] % (ways * size):
+                return f"{ops.form.sizes[factor] // ways} cannot be split {size} ways"
         return "it is the inner part of a reshaped dimension, whose outer part is not fully split"
 
     def place(self, op: int, inside: str = "") -> str:
