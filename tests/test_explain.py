@@ -24,7 +24,7 @@ from toast_cli.plan.partitioned import CollectiveFacts
 from toast_cli.plan.saved import save_plan, unmirror
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.quantities import format_bytes, format_seconds
-from toast_cli.report.arrays import together
+from toast_cli.report.arrays import merged_collectives
 from toast_cli.report.build import collective_facts
 from toast_cli.report.command_tables import explanation_blocks
 from toast_cli.report.explain.answers import explain
@@ -170,7 +170,7 @@ def test_a_collective_names_the_decisions_it_hangs_on() -> None:
 def test_collectives_are_numbered_as_in_the_report(program: str) -> None:
     """Row N of the report is what `--collective N` explains: kind, axes, runs and time."""
     of = study("fsdp+expert" if program == MOE else "zero2", program)
-    rows = together(collective_facts(of.source, of.evaluator, of.plan))
+    rows = merged_collectives(collective_facts(of.source, of.evaluator, of.plan))
     assert any(len(row) > 1 for row in of.collective_rows), "some rows stand for several"
     assert len(of.collective_rows) == len(rows)
     for number, row in enumerate(rows, 1):

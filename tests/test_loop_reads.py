@@ -21,7 +21,7 @@ from toast_cli.price.evaluator import Evaluator
 from toast_cli.program.ops import DOT_GENERAL
 from toast_cli.report.explain.answers import explain
 from toast_cli.report.explain.study import Study
-from toast_cli.report.words import decision_text, short
+from toast_cli.report.words import decision_text, short_text
 from toast_cli.search.run import Settings, run_search
 
 WIDTH, BATCH, TRIPS, LAYERS = 512, 2048, 8, 4
@@ -124,7 +124,7 @@ def test_the_decision_is_saved_and_told(tmp_path: Path) -> None:
     file.write_bytes(save_plan(of.problem, plan))
     assert carried_over(of.problem, read_plan(str(file)))[0] == plan
     assert decision_text(of.problem, plan[1]) == "gather what loops read over data once, before the loop, and hold it"
-    assert short(of.problem, plan[1]) == "what loops read gathered before the loop over data"
+    assert short_text(of.problem, plan[1]) == "what loops read gathered before the loop over data"
     told = explain(Study(of.source, of.evaluator, plan), decision="2")
     assert told.subject == "decision 2: what loops read gathered before the loop over data"
     assert [one.text for one in told.items] == ["- all-gather over data"]

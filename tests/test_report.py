@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from toast_cli.plan.partitioned import ConstraintFacts
 from toast_cli.program import quantities as text
 from toast_cli.report import style, terminal
-from toast_cli.report.arrays import together
+from toast_cli.report.arrays import merged_collectives
 from toast_cli.report.model import (
     AnalysisFacts,
     BaselineFacts,
@@ -464,10 +464,10 @@ def test_a_row_of_collectives_says_all_passes_and_what_paths_share() -> None:
         replace(report.collectives[0], location=f"model.py:51 ffn ({label})")
         for label in ("fwd layer_0/mlp/dot_general", "bwd layer_17/mlp/dot_general", "fwd layer_3/mlp/dot_general")
     ]
-    assert together(facts)[0].location == "model.py:51 ffn (fwd+bwd layer_*/mlp/dot_general)"
+    assert merged_collectives(facts)[0].location == "model.py:51 ffn (fwd+bwd layer_*/mlp/dot_general)"
     facts[1] = replace(facts[1], location="model.py:51 ffn (remat add)")
-    assert together(facts)[0].location == "model.py:51 ffn (fwd+remat)"
-    assert together(facts[:1])[0].location == facts[0].location
+    assert merged_collectives(facts)[0].location == "model.py:51 ffn (fwd+remat)"
+    assert merged_collectives(facts[:1])[0].location == facts[0].location
 
 
 @pytest.mark.parametrize(
@@ -490,8 +490,8 @@ def test_a_collective_is_caused_by_its_module(width: int, in_library: bool, caus
 
 def test_collectives_of_one_row_in_several_modules() -> None:
     facts = [replace(make_report().collectives[0], module=module) for module in ("net/h/*/up", "net/h/*/down", "out")]
-    assert together(facts)[0].module == "net/h/*, out"
-    assert together(facts[:2])[0].module == "net/h/*"
+    assert merged_collectives(facts)[0].module == "net/h/*, out"
+    assert merged_collectives(facts[:2])[0].module == "net/h/*"
 
 
 def test_a_known_strategy_that_is_the_plan_has_no_row_of_its_own() -> None:

@@ -347,7 +347,7 @@ def plan_given(
 
 
 def _needed_in_stages(request: Request, tactics: TacticRequests, saved: SavedPlan | None) -> dict[str, str]:
-    """Mesh axes without which a pin, a tactic or the saved plan has none -> that option."""
+    """Mesh axis that stages cannot take -> the pin that names it, or the tactic or saved plan that has no other."""
     needed = {name: f"--pin {pin!r}" for pin in request.pins for axes in parse_pin(pin)[1] for name in axes or ()}
     needed |= {ask.axes[0]: f"{ask.option} {ask.text}" for ask in tactics.requests if ask.axes and len(ask.axes) == 1}
     axes = {decision.axis for decision in saved.decisions} if saved else set()

@@ -147,7 +147,7 @@ class Loaded:
             return self._jitted.lower(*map(abstract, self.arguments))
 
     def _sharding(self, place: InterfaceArray, *, own_names: bool = False) -> Any:
-        """own_names: on a mesh with the program's names of axes, which the program needs to run."""
+        """The sharding of an argument or result. own_names: on a mesh of the program's own axis names, as it runs."""
         import jax
 
         if not self._shardy:

@@ -241,7 +241,7 @@ def _write(outcome: Outcome, report: Report, emitted: Emitted | None, targets: M
 
 
 def _say_asked(stage: str, *_: object) -> None:
-    """Says that a compiler is at work, which is the one stage that may take minutes without a word."""
+    """Says that a compiler is at work: the one stage that may take minutes in silence."""
     if stage == "confirm":
         say("note", "a compiler is asked about the plan; --confirm 0 asks none")
 

@@ -143,10 +143,8 @@ def _internal(error: Exception, debug: bool) -> int:
 
 
 # ---------------------------------------------------------------- a process for each item
-# Calls a function for each of several items, each in a process of its own: items and a function go in, results or
-# reasons come out.
-#
-# One process per item, so that a crash, or full memory, affects no other item.
+# Calls a function for each of several items, each in a process of its own, so that a crash, or full memory, affects no
+# other item: items and a function go in, results or reasons come out.
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -147,7 +147,7 @@ def time_by_line(report: Report, width: int, verbose: bool) -> RenderableType | 
 
 def collectives(report: Report, width: int, verbose: bool) -> RenderableType:
     """The collectives that take longest, numbered as in `toast explain --collective`, and their causes."""
-    ordered = together(report.collectives)
+    ordered = merged_collectives(report.collectives)
     if not ordered:
         return style.section("collectives", Text("none: the devices never communicate"))
     shown = ordered if verbose else ordered[:SHORT_COLLECTIVES]
@@ -187,7 +187,7 @@ def _cause(collective: CollectiveFacts, room: int) -> str:
     return f"{names}, {line}" if len(f"{names}, {line}") <= room else f"{names}\n{line}"
 
 
-def together(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
+def merged_collectives(collectives: Sequence[CollectiveFacts]) -> list[CollectiveFacts]:
     """Collectives merged that look the same to a reader, those that take longest first."""
     rows = [[collectives[k] for k in row] for row in rows_of(collectives)]
     return [

@@ -23,7 +23,7 @@ from toast_cli.report import style
 from toast_cli.report.model import DimensionAxes, Report, write_json
 from toast_cli.report.resharding import Resharding, resharding
 from toast_cli.report.resharding import block as resharding_block
-from toast_cli.report.terminal import one_line, written
+from toast_cli.report.terminal import bound_figures, one_line
 from toast_cli.request import Request
 
 PASSED, FAILED, ERROR = "passed", "failed", "error"
@@ -123,7 +123,7 @@ def judge(report: Report, limits: CheckLimits, stored: Report | None = None) -> 
             checks.append(Check(name, value <= limit, figure, f"{write(limit)} by {option}"))
     for bound in report.goal.bounds:
         if (bound.figure, bound.limit) != ("peak_memory", limits.max_bytes):  # which is judged above
-            figure, allowed = written(bound)
+            figure, allowed = bound_figures(bound)
             checks.append(Check(bound.figure, bound.holds, figure, f"{allowed} by subject-to"))
     if stored is not None:
         checks += _against(report, limits, stored)
@@ -242,8 +242,8 @@ class FigureChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """heads: programs and meshes of the reports, if they differ. drift: see `plan_drift`. resharding: None if no array
-    takes another sharding."""
+    """What differs between two reports. heads: programs and meshes, if they differ. drift: see `plan_drift`.
+    resharding: None if no array takes another sharding."""
 
     before: str
     now: str

@@ -37,7 +37,7 @@ from toast_cli.report.model import (
     Report,
     strategy_label,
 )
-from toast_cli.report.words import listed, short, summary
+from toast_cli.report.words import joined_decisions, short_text, summary
 from toast_cli.search.alternatives import name_of
 from toast_cli.search.incumbent import Objective, SearchResult
 from toast_cli.tactics import PricedStrategy, priced_strategies, priced_strategy
@@ -99,8 +99,8 @@ class Contender:
 
 @dataclass(frozen=True)
 class Comparison:
-    """contenders: the search's plan first, then those that fit, the fastest first, then the others. not_applicable:
-    strategy -> the reason."""
+    """The search's plan beside the known strategies. contenders: the search's plan first, then those that fit, the
+    fastest first, then the others. not_applicable: strategy -> the reason."""
 
     program: ProgramFacts
     mesh: MeshFacts
@@ -150,7 +150,7 @@ def compare(
     searched = [(SEARCH, here(name_of(place), plan)) for place, plan in enumerate(plans)]
     listed = [*searched, (UNSHARDED, here(UNSHARDED, ())), *((STRATEGY, priced) for priced in named.values())]
     objective = Objective(problem, evaluator.cost(problem.fixed))
-    own = [short(problem, d) for d in plans[0]]
+    own = [short_text(problem, d) for d in plans[0]]
     rows = [_contender(evaluator, kind, priced, own, objective.met(priced.cost)) for kind, priced in listed]
     costs = {priced.name: priced.cost for _, priced in listed}
     best = min(
@@ -195,7 +195,7 @@ def _contender(evaluator: Evaluator, kind: str, priced: PricedStrategy, own: lis
     shape = other_shape(priced.mesh, problem.mesh)
     if shape:
         problem = replace(problem, mesh=priced.mesh, axis_assigners=AxisAssigners())
-    decisions = [short(problem, d) for d in priced.plan]
+    decisions = [short_text(problem, d) for d in priced.plan]
     return Contender(
         priced.name, kind, cost.step_seconds, cost.compute_seconds, cost.communication_seconds, round(cost.peak_bytes),
         round(cost.argument_bytes), priced.fits, met, summary(problem, priced.plan), decisions,
@@ -287,22 +287,24 @@ def _verdict(contender: Contender, comparison: Comparison) -> Text:
 
 def decisions(comparison: Comparison) -> RenderableType:
     """The decisions in which strategies differ from the search's plan."""
-    axes = list(comparison.mesh.axes)
-    rows = style.table([("", "fold"), ("", "left"), ("", "fold")])
-    search = comparison.contenders[0]
-    rows.add_row(Text(SEARCH, style.TITLE), "decides", style.with_axes(listed(search.decisions) or "nothing", axes))
-    for contender in comparison.contenders[1:]:
+
+    def text(decisions: list[str]) -> Text:
+        return style.with_axes(joined_decisions(decisions) or "nothing", list(comparison.mesh.axes))
+
+    search, *others = comparison.contenders
+    rows: list[tuple[str | Text, str, Text]] = [(Text(SEARCH, style.TITLE), "decides", text(search.decisions))]
+    for contender in others:
         if contender.kind in (UNSHARDED, ANNOTATED, PIPELINE):
             continue
+        changes = [("adds", contender.adds), ("lacks", contender.lacks)]
+        differ = [(word, text(decisions)) for word, decisions in changes if decisions]
         label = contender.label
-        if contender.adds:
-            rows.add_row(label, "adds", style.with_axes(listed(contender.adds), axes))
-        if contender.lacks:
-            rows.add_row("" if contender.adds else label, "lacks", style.with_axes(listed(contender.lacks), axes))
-        if not contender.adds and not contender.lacks:
-            rows.add_row(label, "", "decides the same")
+        for word, decided in differ or [("", Text("decides the same"))]:
+            rows.append((label, word, decided))
+            label = ""
     return style.section(
-        "decisions that a strategy has and the search's plan has not (adds), and the other way round (lacks)", rows
+        "decisions that a strategy has and the search's plan has not (adds), and the other way round (lacks)",
+        style.table([("", "fold"), ("", "left"), ("", "fold")], rows),
     )
 
 

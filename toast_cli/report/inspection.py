@@ -203,7 +203,7 @@ def _tensors(source: Source) -> list[TensorFacts]:
 
 
 def blocks(inspection: Inspection, verbose: bool) -> list[RenderableType]:
-    """For a terminal; lists are cut off without `verbose`."""
+    """The sections of the terminal's output; lists are cut off without `verbose`."""
     limit = None if verbose else _SHORT
     head = style.table([("", "left"), ("", "fold")])
     donated = f", {format_bytes(inspection.donated_bytes)} of them donated" if inspection.donated_bytes else ""

@@ -54,8 +54,12 @@ class Slice:
 
 @dataclass(frozen=True)
 class Step:
-    """lanes: "compute", then one for each set of mesh axes that collectives run over. slices: in order. elapsed:
-    [ticks] seconds before each tick (see `liveness`)."""
+    """A step of one device, kernel after kernel.
+
+    Attributes:
+        lanes: "compute", then one for each set of mesh axes that collectives run over. slices: in order. elapsed:
+            [ticks] seconds before each tick (see `liveness`).
+    """
 
     lanes: tuple[str, ...]
     slices: tuple[Slice, ...]

@@ -84,12 +84,12 @@ def together(report: Report) -> RenderableType | None:
 
 def bound_text(bound: BoundFacts) -> str:
     """`communication[data] 12.0 ms, at most 20.0 ms`, and by how much it is exceeded if it is."""
-    value, limit = written(bound)
+    value, limit = bound_figures(bound)
     excess = f": {format_ratio(bound.value / bound.limit)} as much" if not bound.holds and bound.limit else ""
     return f"{bound.figure} {value}, at most {limit}{excess}"
 
 
-def written(bound: BoundFacts) -> tuple[str, str]:
+def bound_figures(bound: BoundFacts) -> tuple[str, str]:
     """The figure and its limit with their units: `12.0 ms`, `20.0 ms`."""
     write = format_bytes if bound.figure.endswith("memory") else format_seconds
     return write(bound.value), write(bound.limit)

@@ -145,7 +145,7 @@ def role_name(problem: Problem, decision: Replicate) -> str:
     return slash_path(problem.roles[decision.role])
 
 
-def short(problem: Problem, decision: Decision, sides: str | None = None) -> str:
+def short_text(problem: Problem, decision: Decision, sides: str | None = None) -> str:
     """`batch over data`, `ff (only in ops with heads) over model`, `weights replicated over data`.
 
     Args:
@@ -207,7 +207,7 @@ def name_list(names: Sequence[str]) -> list[str]:
     ]
 
 
-def listed(decisions: Sequence[str]) -> str:
+def joined_decisions(decisions: Sequence[str]) -> str:
     """`batch, embed over data; ff over model`: decisions in words, by mesh axis."""
     split: dict[str, list[str]] = {}  # axis -> names of dimensions
     for text in decisions:
@@ -333,12 +333,12 @@ def why(evaluator: Evaluator, result: SearchResult, strategies: Mapping[str, Pri
         f"{speed if abs(change) > NO_EFFECT else 'as fast as'} {name}, the fastest listed strategy "
         f"{'that fits' if fitting else '(none surely fits)'}: {', '.join(_differences(cost, strategy.cost, parts))}."
     ]
-    own = [short(problem, decision) for decision in result.plan]
-    theirs = [short(replace(problem, mesh=strategy.mesh), decision) for decision in strategy.plan]
+    own = [short_text(problem, decision) for decision in result.plan]
+    theirs = [short_text(replace(problem, mesh=strategy.mesh), decision) for decision in strategy.plan]
     if adds := [decision for decision in own if decision not in theirs]:
-        sentences.append(f"The plan adds {listed(adds)}.")
+        sentences.append(f"The plan adds {joined_decisions(adds)}.")
     if lacks := [decision for decision in theirs if decision not in own]:
-        sentences.append(f"The plan lacks {listed(lacks)}.")
+        sentences.append(f"The plan lacks {joined_decisions(lacks)}.")
     if _unscattered_seconds(uses) - _unscattered_seconds(own_uses) > NO_EFFECT * cost.step_seconds:
         sentences.append(f"In {name}, XLA all-reduces gradients of which a device keeps a shard.")
     if fastest != name and timed[fastest].cost.step_seconds < cost.step_seconds:
@@ -436,7 +436,7 @@ def _work(problem: Problem, lowered: list[OpSharding]) -> dict[tuple[int, int], 
 
 
 def _work_of(problem: Problem, lowered: list[OpSharding], *, updates: bool) -> dict[tuple[int, int], float]:
-    """The same with or without updates of weights and state."""
+    """`_work` with or without updates of weights and state."""
     in_weights, program = set(problem.weight_bytes), problem.program
     layers = {k for k, group in enumerate(problem.dimensions.groups) if group.role == "layers"}
     flops: dict[tuple[int, int], float] = defaultdict(float)

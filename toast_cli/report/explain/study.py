@@ -27,13 +27,14 @@ from toast_cli.price.cost import CollectiveUse, Cost
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.report.build import collective_facts
 from toast_cli.report.model import DecisionFacts, read_report
-from toast_cli.report.words import LOOKED_UP, SUMS, rows_of, short, sides_of, summary
+from toast_cli.report.words import LOOKED_UP, SUMS, rows_of, short_text, sides_of, summary
 from toast_cli.request import Offload, Recompute
 
 
 @dataclass(frozen=True)
 class Study:
-    """Attributes: source, evaluator: of the program. plan: the explained one; its decisions are numbered from 1."""
+    """A plan to be explained, its costs and its collectives. source, evaluator: of the program. plan: its decisions are
+    numbered from 1."""
 
     source: Source
     evaluator: Evaluator
@@ -112,7 +113,7 @@ class Study:
         """`batch over data`, `seq (f32[4,128,128].1) over model`: with the dimension it splits where an array has it
         twice."""
         sides = [name for _, name in sides_of(self.problem, decision)] if isinstance(decision, Shard) else []
-        return short(self.problem, decision, f" ({', '.join(sides)})" if sides else "")
+        return short_text(self.problem, decision, f" ({', '.join(sides)})" if sides else "")
 
     def numbered(self, number: int) -> str:
         """`decision 3 (batch over data)`."""
@@ -249,9 +250,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Explanation:
-    """subject: what is explained ("plan", "decision 3"). sentences: the reasons, in words. items: the list with the
-    title `listed`. changes: other plans, with the title `alternatives`; the figures at the top are those of the plan
-    itself."""
+    """The answer to one question about a plan, whose figures are at the top.
+
+    Attributes:
+        subject: what is explained ("plan", "decision 3"). sentences: the reasons, in words. items: the list with the
+            title `listed`. changes: other plans, with the title `alternatives`.
+    """
 
     program: str
     mesh: str
