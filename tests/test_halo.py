@@ -26,7 +26,7 @@ from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.emit.regions.rules import RULES
 from toast_cli.plan.decision_space import decision_space
 from toast_cli.plan.decisions import Plan, Shard
-from toast_cli.plan.reshard import WindowRead, crossed_by, exchanged, neighbours
+from toast_cli.plan.reshard import WindowRead, exchanged, neighbours
 from toast_cli.plan.sharding import Sharding
 from toast_cli.program.model import Window
 from toast_cli.program.ops import SLICE
@@ -262,27 +262,6 @@ def test_no_piece_counts_twice_in_two_layers(words: str) -> None:
     case = case_of(step, arg(4, 16, 16, 8), arg(3, 3, 8, 16), arg(3, 3, 16, 8), mesh=round_mesh(a=2, b=2, c=2))
     plan = tuple(case.shard(*word.split("=")) for word in words.split())
     assert numbers_stay(case, emit_shardy(case.source, case.lowered(plan)))
-
-
-CROSSED = [
-    ("neighbours", ((0, 1), (1, 2), (2, 3)), (0, 1)),
-    ("every other shard", ((0, 2), (1, 3)), (0,)),
-    ("within the inner axis", ((0, 1), (2, 3)), (1,)),
-    ("out of the mesh's order", ((0, 2), (1, 3)), (1,)),
-]
-
-
-@pytest.mark.parametrize(("name", "pairs", "crossed"), CROSSED)
-def test_the_axes_that_pairs_cross(name: str, pairs: tuple[tuple[int, int], ...], crossed: tuple[int, ...]) -> None:
-    axes = (1, 0) if "order" in name else (0, 1)
-    assert crossed_by(pairs, axes, (2, 2)) == crossed
-
-
-def test_a_halo_from_the_shard_after_the_next_crosses_the_outer_axis_only() -> None:
-    """16 rows on each of 2 x 2 devices, of which each window reads 21 on either side."""
-    read = WindowRead((Window(0, 0, 64, 64, size=43, low=21),), ((0, 1),), ())
-    sent = [exchange for exchange, _ in neighbours(64 * 4, [read], (2, 2))]
-    assert [(one.axes, one.bytes) for one in sent] == [((0,), 20), ((0, 1), 64), ((0, 1), 64), ((0,), 20)]
 
 
 def test_of_a_corner_only_what_is_read_is_sent_on() -> None:

@@ -409,22 +409,8 @@ def _of_read(whole_bytes: float, read: WindowRead, sizes: tuple[int, ...]) -> It
         element = size * count / window.inputs
         for permute in sent:
             if permute.pairs:
-                crossed = crossed_by(permute.pairs, axes, sizes)
-                yield Transfer(PERMUTE, crossed, element * (permute.last - permute.first))
+                yield Transfer(PERMUTE, axes, element * (permute.last - permute.first))
         size = element * max(last - first for first, last in ranges_needed(window, count, summed=summed) or ())
-
-
-@lru_cache(maxsize=10_000)
-def crossed_by(pairs: tuple[tuple[int, int], ...], axes: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes along which the sender and receiver of some pair differ. axes: those that split the dimension, major to
-    minor."""
-    crossed = []
-    inner = shards((axes,), sizes)
-    for axis in axes:
-        outer, inner = inner, inner // sizes[axis]
-        if any(sender % outer // inner != receiver % outer // inner for sender, receiver in pairs):
-            crossed.append(axis)
-    return tuple(crossed)
 
 
 def windowed(program: Program, value: int) -> list[tuple[int, list[int]]]:
