@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from programs import Case, arg, case_of
+from run_here import run_program
 
 from toast_cli import xla
 from toast_cli.ask_xla.collectives import collectives_in
@@ -117,8 +118,8 @@ def worst_error(source: Source, lowered: PartitionedProgram, form: str) -> float
     inputs = input_sets(source.module, 1, 1)[0]
     shapes = [tuple(kind.shape) for kind in xla.main_function(source.module).type.results]
     program = emit_shardy(source, lowered) if form == "stablehlo" else as_stablehlo(emit_hlo(source, lowered), "hlo")
-    whole = xla.run_program(xla.write_bytecode(source.module), inputs, shapes, 1, shardy=True)
-    split = xla.run_program(program, inputs, shapes, prod(lowered.axis_sizes), shardy=form == "stablehlo")
+    whole = run_program(xla.write_bytecode(source.module), inputs, shapes, 1, shardy=True)
+    split = run_program(program, inputs, shapes, prod(lowered.axis_sizes), shardy=form == "stablehlo")
     return max(relative_error(a, b) for a, b in zip(whole, split, strict=True))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from normalised_programs import main_of, names, normalised
 from programs import source_of_text
+from run_here import run_program
 
 from toast_cli import xla
 
@@ -41,7 +42,7 @@ def test_numbers_do_not_change(which: str) -> None:
     shapes = [tuple(xla.ir.ShapedType(t).shape) for t in main_of(module).type.results]
     assert not any("batch_norm" in name for name in names(module))
     there, here = (
-        xla.run_program(xla.write_bytecode(m), inputs, shapes, 1, shardy=True)
+        run_program(xla.write_bytecode(m), inputs, shapes, 1, shardy=True)
         for m in (xla.parse_module(xla.make_context(), text), module)
     )
     for wanted, got in zip(there, here, strict=True):

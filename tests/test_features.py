@@ -32,6 +32,7 @@ from feature_programs import (
     V,
 )
 from programs import Case
+from run_here import run_program
 
 from toast_cli import xla
 from toast_cli.ask_xla.collectives import partitioned_collectives
@@ -359,7 +360,7 @@ def test_numbers(name: str) -> None:
     source = case(program).source
     inputs, shapes = input_sets(source.module, 1, 1)[0], result_shapes(source.module)
     split = written(case(program), plan_of(case(program), words), "stablehlo")
-    for a, b in zip(whole_results(program), xla.run_program(split, inputs, shapes, DEVICES, shardy=True), strict=True):
+    for a, b in zip(whole_results(program), run_program(split, inputs, shapes, DEVICES, shardy=True), strict=True):
         assert relative_error(a, b) < 1e-5
 
 
@@ -417,7 +418,7 @@ def test_queries_and_keys_can_be_split_over_different_axes() -> None:
 def whole_results(program: str) -> list[Any]:
     module = case(program).source.module
     inputs = input_sets(module, 1, 1)[0]
-    return xla.run_program(xla.write_bytecode(module), inputs, result_shapes(module), 1, shardy=True)
+    return run_program(xla.write_bytecode(module), inputs, result_shapes(module), 1, shardy=True)
 
 
 def result_shapes(module: Any) -> list[tuple[int, ...]]:

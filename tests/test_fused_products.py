@@ -18,6 +18,7 @@ from brute_force import best_of_all
 from jax import lax
 from one_meaning import disagreements, plans_of
 from programs import arg, evaluator_of, problem_of, round_mesh, source_of, source_of_text
+from run_here import run_program
 from small_programs import PROGRAMS, Small
 from sweeps import sweep
 
@@ -122,7 +123,7 @@ def results_of(source: Any) -> list[Any]:
     program, random = source.program, np.random.default_rng(0)
     inputs = [random.normal(size=program.values[a.value].shape).astype(np.float32) for a in program.arguments]
     shapes = [program.values[result.value].shape for result in program.results]
-    return xla.run_program(xla.write_bytecode(source.module), inputs, shapes, 1, shardy=True)
+    return run_program(xla.write_bytecode(source.module), inputs, shapes, 1, shardy=True)
 
 
 # Without those that return several arrays, or have branches, whose products are read forward only.

@@ -19,6 +19,7 @@ from jax import lax
 from jaxlib.mlir.dialects import stablehlo
 from op_kinds import OPS, TEXTS
 from programs import Case, arg, case_of, round_mesh
+from run_here import run_program
 from test_features import DEVICES, partitioned, together
 
 from toast_cli import xla
@@ -201,8 +202,8 @@ def numbers_stay(case: Case, content: bytes) -> bool:
     """Whether the partitioned program gives what the whole one gives."""
     inputs = input_sets(case.source.module, 1, 1)[0]
     shapes = [case.program.values[r.value].shape for r in case.program.results]
-    whole = xla.run_program(xla.write_bytecode(case.source.module), inputs, shapes, 1, shardy=True)
-    parts = xla.run_program(content, inputs, shapes, DEVICES, shardy=True)
+    whole = run_program(xla.write_bytecode(case.source.module), inputs, shapes, 1, shardy=True)
+    parts = run_program(content, inputs, shapes, DEVICES, shardy=True)
     return all(relative_error(a, b) < 1e-5 for a, b in zip(whole, parts, strict=True))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from normalised_programs import main_of, names, normalised, parsed
+from run_here import run_program
 
 from toast_cli import xla
 from toast_cli.frontend.known_numbers import MOST_ELEMENTS, counts_along, known_numbers
@@ -158,7 +159,7 @@ def same_numbers(text: str) -> str:
     module = normalised(text).module
     shapes = [tuple(xla.ir.ShapedType(t).shape) for t in main_of(module).type.results]
     there, here = (
-        xla.run_program(xla.write_bytecode(m), inputs, shapes, 1, shardy=True)
+        run_program(xla.write_bytecode(m), inputs, shapes, 1, shardy=True)
         for m in (xla.parse_module(xla.make_context(), text), module)
     )
     np.testing.assert_array_equal(there[0], here[0])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from run_here import run_program
 
 from toast_cli import xla
 from toast_cli.base.errors import InputError
@@ -96,7 +97,7 @@ def test_resources_become_constants(name: str, kind: str, dtype: type, binary: b
     module = load_module("given", content=content).module
     assert "dense_resource" not in str(module)
     inputs = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
-    (found,) = xla.run_program(xla.write_bytecode(module), [inputs], [(8, 4)], 1, shardy=True)
+    (found,) = run_program(xla.write_bytecode(module), [inputs], [(8, 4)], 1, shardy=True)
     np.testing.assert_allclose(found, inputs @ numbers.astype(np.float32), rtol=1e-5)
 
 

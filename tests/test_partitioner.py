@@ -15,10 +15,9 @@ from emitted import emit, emit_shardy, strategy
 from jax import lax
 from op_kinds import IMAGES, X, conv, loss, pool
 from programs import Case, arg, case_of, evaluator_of, round_mesh, source_of, source_of_text
-from run_here import differing, wrong_in
+from run_here import differing, run_program, wrong_in
 from test_gathered import partitioned, promised
 
-from toast_cli import xla
 from toast_cli.ask_xla.child import Failure
 from toast_cli.ask_xla.compile import as_stablehlo, collectives_after_partitioning
 from toast_cli.dimensions import analyse
@@ -296,7 +295,7 @@ def test_a_slice_of_which_devices_keep_a_part_is_clamped_first(form: str) -> Non
     x = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
     written = emit(case.source, case.lowered(plan), form)
     program = as_stablehlo(written, "hlo") if form == "hlo" else written
-    (found,) = xla.run_program(program, [x, np.array(60, np.int32)], [(16, 8)], 8, shardy=form != "hlo")
+    (found,) = run_program(program, [x, np.array(60, np.int32)], [(16, 8)], 8, shardy=form != "hlo")
     np.testing.assert_allclose(found, np.sin(np.cos(x[48:])), rtol=1e-5)
 
 

@@ -13,6 +13,7 @@ from cases.running import MESHES, Planned, Whole
 from emitted import emit
 from programs import Case, evaluator_of, round_mesh, source_of_text
 from ragged_programs import NUMBERS, TENSORS, program
+from run_here import run_program
 from sweeps import sweep
 from test_halo import plans
 
@@ -113,7 +114,7 @@ def test_dense_form(name: str) -> None:
             expected[group] = x[rows].T @ w[rows]
         row += size
     module = with_dense_products(xla.parse_module(xla.make_context(), program(name)))
-    (found,) = xla.run_program(xla.write_bytecode(module), [x, w, sizes], [expected.shape], 1, shardy=True)
+    (found,) = run_program(xla.write_bytecode(module), [x, w, sizes], [expected.shape], 1, shardy=True)
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 

@@ -17,6 +17,7 @@ import pytest
 from checking import toast
 from jax import lax
 from programs import arg, source_of
+from run_here import run_program
 from sweeps import sweep
 
 from toast_cli import xla
@@ -133,7 +134,7 @@ def same_numbers(before: Source, after: Source) -> bool:
     inputs = input_sets(before.module, 1, 1)[0]
     shapes = [tuple(kind.shape) for kind in xla.main_function(before.module).type.results]
     programs = [xla.write_bytecode(one.module) for one in (before, after)]
-    first, second = (xla.run_program(one, inputs, shapes, 1, shardy=True) for one in programs)
+    first, second = (run_program(one, inputs, shapes, 1, shardy=True) for one in programs)
     return max(relative_error(a, b) for a, b in zip(first, second, strict=True)) < 1e-5
 
 

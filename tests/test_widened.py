@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from programs import arg
+from run_here import run_program
 
 from toast_cli import xla
 from toast_cli.ask_xla.numbers import ResultError, compare_here, widened
@@ -56,7 +57,7 @@ def test_the_same_program_on_wide_numbers(run: Any, dtype: Any) -> None:
     assert not any(kind.startswith(("bf", "f16", "f8")) for kind in xla.element_types(module))
     x = np.round(np.linspace(-4, 4, 128).reshape(8, 16)).astype(np.float32)
     shape, _ = xla.shape_and_element_type(xla.main_function(module).type.results[0]) or ((), "")
-    (found,) = xla.run_program(xla.write_bytecode(module), [x], [shape], 1, shardy=True)
+    (found,) = run_program(xla.write_bytecode(module), [x], [shape], 1, shardy=True)
     expected = np.asarray(run(jnp.asarray(x, dtype)), np.float32)
     np.testing.assert_allclose(found, expected, rtol=1e-2)
 

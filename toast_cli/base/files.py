@@ -21,6 +21,7 @@ from types import NoneType
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from toast_cli.base.errors import InputError, ToastError, UsageError
+from toast_cli.base.units import parse_bytes
 
 # ---------------------------------------------------------------- reading
 # Reads what a user gives: files and standard input, bounded in size, and the text, numbers and JSON in them.
@@ -45,8 +46,6 @@ def limit_of(default: int) -> int:
     text = os.environ.get(LIMIT_VARIABLE, "")
     if not text:
         return default
-    from toast_cli.base.units import parse_bytes
-
     return parse_bytes(text, where=LIMIT_VARIABLE)
 
 

@@ -16,13 +16,23 @@ import io
 import re
 import zlib
 from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from toast_cli.base.errors import InputError
 from toast_cli.base.files import PROGRAM_BYTES, STDIN, limit_of, read_file, too_large
 from toast_cli.frontend.attributes import first_error, place_of
-from toast_cli.frontend.convert import flatbuffer_bytes, message_fields
+from toast_cli.frontend.convert import (
+    CONVERSIONS,
+    dense_module,
+    flatbuffer_bytes,
+    in_creation_order,
+    message_fields,
+    with_dense_constants,
+)
 from toast_cli.program.ops import CUSTOM_CALL
 from toast_cli.xla import call_target, ir, location_name, make_context, operations_in, parse_module
 
@@ -158,8 +168,6 @@ def parse_here(data: bytes, where: str) -> tuple[str, Any]:
         return kind, _parse_text(data, where)
     if kind == "":
         raise InputError("this is not a program toast can read", where=where, hint=FORMATS_HINT)
-    from toast_cli.frontend.convert import in_creation_order
-
     module = _parse_bytecode(_converted(kind, data, where), where)
     if kind.startswith("hlo"):
         in_creation_order(module)
@@ -193,66 +201,48 @@ def hint_for(kind: str) -> str:
 
 
 def _converted(kind: str, data: bytes, where: str) -> bytes:
-    """Plain MLIR bytecode of a program that is not MLIR text."""
+    """Plain MLIR bytecode of a program that is not MLIR text. Raises `InputError` at `where` with the first error."""
+    hint = hint_for(kind)
     if kind == "jax.export":
-        module = flatbuffer_bytes(data, EXPORT_MODULE_SLOT)
-        inner = bytes(module) if module is not None else b""
-        return convert("portable" if recognise(inner) == "portable" else "bytecode", inner, where, hint_for(kind))
-    content = hlo_module_proto(data) or b"" if kind == "hlo-proto" else data.removeprefix(_MARK)
-    return convert(kind, content, where, hint_for(kind))
-
-
-def convert(kind: str, data: bytes, where: str, hint: str) -> bytes:
-    """MLIR bytecode of a program of one of the kinds in `CONVERSIONS`.
-
-    Raises `InputError` at `where` with the first error and `hint`.
-    """
-    from toast_cli import xla
-    from toast_cli.frontend.convert import CONVERSIONS
-
+        data = bytes(flatbuffer_bytes(data, EXPORT_MODULE_SLOT) or b"")
+        kind = "portable" if recognise(data) == "portable" else "bytecode"
+    elif kind == "hlo-proto":
+        data = hlo_module_proto(data) or b""
     try:
-        return CONVERSIONS[kind](data)
-    except (xla.ir.MLIRError, RuntimeError, ValueError, TypeError) as error:
+        return CONVERSIONS[kind](data.removeprefix(_MARK))
+    except (ir.MLIRError, RuntimeError, ValueError, TypeError) as error:
         place, message = first_error(error)
         raise InputError(message, where=f"{where}:{place}" if place else where, hint=hint) from None
 
 
 def _parse_bytecode(bytecode: bytes, where: str) -> Any:
-    from toast_cli import xla
-    from toast_cli.frontend.convert import dense_module
-
     try:
         return dense_module(_parse_known(bytecode))
-    except xla.ir.MLIRError as error:
+    except ir.MLIRError as error:
         raise InputError(first_error(error)[1], where=where, hint=OTHER_VERSION) from None
 
 
 def _parse_known(program: bytes) -> Any:
     """Parses bytecode; drops attributes of unregistered dialects."""
-    from toast_cli import xla
-
     try:
-        return xla.parse_module(xla.make_context(), program)
-    except xla.ir.MLIRError as error:
+        return parse_module(make_context(), program)
+    except ir.MLIRError as error:
         message = first_error(error)[1]
         if UNREGISTERED not in message or "quant" in message:
             raise
         try:
             return parse_without_foreign_attributes(program)
-        except xla.ir.MLIRError as left:  # its location refers to a copy, if an operation or a type is of the dialect
+        except ir.MLIRError as left:  # its location refers to a copy, if an operation or a type is of the dialect
             raise error if UNREGISTERED in first_error(left)[1] else left from None
 
 
 def _parse_text(data: bytes, where: str) -> Any:
-    from toast_cli import xla
-    from toast_cli.frontend.convert import with_dense_constants
-
     data = data.removeprefix(_MARK)
     if not data or data.isspace():
         raise InputError("the program is empty", where=where, hint="was it written completely?")
     try:
         return _parse_known(with_dense_constants(data))
-    except xla.ir.MLIRError as error:
+    except ir.MLIRError as error:
         if not _MLIR_WORD.search(data):
             raise InputError("this is not a program toast can read", where=where, hint=FORMATS_HINT) from None
         today = with_byte_booleans(data)
@@ -280,8 +270,6 @@ def _byte_for_each(match: re.Match[bytes]) -> bytes:
     digits = match[1]
     if len(digits) % 2 or len(digits) // 2 != -(-elements // 8):
         return match[0]
-    import numpy as np
-
     packed = np.frombuffer(bytes.fromhex(digits.decode()), np.uint8)
     each = np.unpackbits(packed, count=elements, bitorder="little").tobytes().hex().encode()
     return match[0].replace(digits, each, 1)
@@ -316,22 +304,20 @@ def parse_without_foreign_attributes(program: bytes) -> Any:
     context.allow_unregistered_dialects = True
     module = parse_module(context, program)
     strict = make_context()
-    verdicts: dict[str, bool] = {}
+
+    @cache
+    def is_unregistered(text: str) -> bool:
+        try:
+            ir.Attribute.parse(text, strict)
+        except ir.MLIRError:
+            return True
+        except (TypeError, ValueError):  # an attribute that Python cannot represent
+            pass
+        return False
 
     def is_foreign(value: Any) -> bool:
         text = str(value) if not isinstance(value, ir.StringAttr | ir.DenseElementsAttr) else ""
-        if "#" not in text and "!" not in text:
-            return False
-        if text not in verdicts:
-            try:
-                ir.Attribute.parse(text, strict)
-            except ir.MLIRError:
-                verdicts[text] = True
-            except (TypeError, ValueError):  # an attribute that Python cannot represent
-                verdicts[text] = False
-            else:
-                verdicts[text] = False
-        return verdicts[text]
+        return ("#" in text or "!" in text) and is_unregistered(text)
 
     def without_foreign(entries: Any) -> Any:
         """The argument or result dictionaries without foreign attributes."""

@@ -14,6 +14,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from toast_cli import xla
 from toast_cli.base.errors import InputError
 from toast_cli.base.units import printable
 from toast_cli.frontend import attributes as foreign
@@ -93,7 +94,7 @@ class Reader:
         self.operations: list[Any] = []  # [ops] ir.Operation the op stands for (for its location and its operands)
         self.uses: dict[tuple[int, int], tuple[Any, int]] = {}  # only where not simply (operations[op], position)
         self.notices: list[str] = []
-        self._numbers: dict[Any, int] = {}  # ir.Value -> value number
+        self.numbers: dict[Any, int] = {}  # ir.Value -> value number
         self._types: dict[Any, Value] = {}  # ir.Type -> Value
         self._rules = ShardyRules()
         self.unknown: dict[str, str] = {}  # target of a custom call -> the `--kernels` line that would state its rule
@@ -113,16 +114,8 @@ class Reader:
             self._types[kind] = read_type(kind)
         self.values.append(self._types[kind])
         self.definitions.append(handle)
-        self._numbers[handle] = number
+        self.numbers[handle] = number
         return number
-
-    def number(self, handle: Any) -> int:
-        """The number of the value that an ir.Value stands for."""
-        return self._numbers[handle]
-
-    def handles(self) -> list[tuple[Any, int]]:
-        """Every ir.Value, with its value number."""
-        return list(self._numbers.items())
 
     def _add(self, op: Op, operation: Any) -> int:
         self.ops.append(replace(op, branches=self._within) if self._within else op)
@@ -142,7 +135,7 @@ class Reader:
         self._block(block, 1.0, -1)
         end = terminator(block)
         for position, operand in enumerate(end.operands):
-            number = self._numbers[operand]
+            number = self.numbers[operand]
             rule = identity_rule(self.values[number].shape, 1, 0)
             op = self._add(Op(RESULT, (number,), (), rule), end)
             self.uses[op, 0] = (end, position)
@@ -162,13 +155,13 @@ class Reader:
             elif name == BARRIER:
                 self._barrier(operation, trips, loop)
             elif name == CONSTRAINT and self._in_region:  # JAX adds one to every op, mostly an open one
-                self._numbers[operation.results[0]] = self._numbers[operation.operands[0]]
+                self.numbers[operation.results[0]] = self.numbers[operation.operands[0]]
             elif name not in ("stablehlo.return", "func.return", "sdy.return"):
                 self._plain(operation, name, trips, loop)
         self._depth -= 1
 
     def _plain(self, operation: Any, name: str, trips: float, loop: int) -> None:
-        numbers = self._numbers
+        numbers = self.numbers
         operands = tuple([numbers[o] for o in operation.operands])
         results = tuple([self._define(r) for r in operation.results])
         attributes = operation.attributes
@@ -246,7 +239,7 @@ class Reader:
         for position, (operand, result) in enumerate(zip(operation.operands, operation.results, strict=True)):
             value = self._define(result)
             rule = identity_rule(self.values[value].shape, 1, 1)
-            op = self._add(Op(operation.name, (self._numbers[operand],), (value,), rule, trips, loop), operation)
+            op = self._add(Op(operation.name, (self.numbers[operand],), (value,), rule, trips, loop), operation)
             self.uses[op, 0] = (operation, position)
 
     def _while(self, operation: Any, trips: float, loop: int) -> None:
@@ -268,30 +261,30 @@ class Reader:
         for k, init in enumerate(operation.operands):
             handles = (operation.results[k], body.arguments[k], condition.arguments[k])
             if yielded[k] == body.arguments[k]:  # loop-invariant: one value outside and inside
-                value = self._numbers[init]
+                value = self.numbers[init]
             else:
                 value = self._define(handles[0])
                 rule = identity_rule(self.values[value].shape, 2, 1)
-                op = self._add(Op(CARRY, (self._numbers[init], -1), (value,), rule, 1.0, number), operation)
+                op = self._add(Op(CARRY, (self.numbers[init], -1), (value,), rule, 1.0, number), operation)
                 self.uses[op, 0] = (operation, k)
                 self.uses[op, 1] = (end, k)
                 carries.append((op, k))
             for handle in handles:
-                self._numbers[handle] = value
+                self.numbers[handle] = value
         around, self._within = self._within, ()
         self._block(condition, inner, number)
         if count is None:
-            self._deciding.append(self._numbers[terminator(condition).operands[0]])
+            self._deciding.append(self.numbers[terminator(condition).operands[0]])
         self._block(body, inner, number)
         self._within = around
         for op, k in carries:
             start = self.ops[op].operands[0]
-            self.ops[op] = replace(self.ops[op], operands=(start, self._numbers[yielded[k]]), trips=inner)
+            self.ops[op] = replace(self.ops[op], operands=(start, self.numbers[yielded[k]]), trips=inner)
         self.loops[number] = replace(self.loops[number], last=len(self.ops))
 
     def _branches(self, operation: Any, trips: float, loop: int) -> None:
         blocks = [region.blocks[0] for region in operation.regions]
-        self._deciding.append(self._numbers[operation.operands[0]])
+        self._deciding.append(self.numbers[operation.operands[0]])
         around, first = self._within, self._branches_read
         self._branches_read += len(blocks)
         stated = stated_runs(operation)
@@ -304,7 +297,7 @@ class Reader:
         self._within = (*around, first)
         ends = list(map(terminator, blocks))
         for k, result in enumerate(operation.results):
-            operands = tuple(self._numbers[end.operands[k]] for end in ends)
+            operands = tuple(self.numbers[end.operands[k]] for end in ends)
             value = self._define(result)
             rule = identity_rule(self.values[value].shape, len(operands), 1)
             op = self._add(Op(JOIN, operands, (value,), rule, trips / len(blocks), loop), operation)
@@ -374,8 +367,6 @@ class Reader:
 
 def read_type(kind: Any) -> Value:
     """An MLIR type as a `Value`; a token counts as a scalar. Raises `InputError` for an array whose bytes overflow."""
-    from toast_cli import xla
-
     shaped = xla.shape_and_element_type(kind)
     value = Value((), "token") if shaped is None else Value(*shaped)
     if value.bytes > MOST_BYTES:
@@ -422,8 +413,6 @@ def read_program(function: Any, name: str) -> tuple[Program, Reader]:
 
 def read_arguments(function: Any) -> tuple[Argument, ...]:
     """Path, donation, aliasing and memory of each argument of the entry function."""
-    from toast_cli import xla
-
     handles, results = list(function.arguments), len(function.type.results)
     paths = argument_paths([printable(xla.location_name(handle.location)) for handle in handles])
     arguments = []

@@ -364,7 +364,7 @@ def convolution_dims(op: Any) -> tuple[list[str], list[str], list[str]]:
     return lhs, rhs, out
 
 
-def numbers(op: Any, key: str, default: list[int]) -> list[int]:
+def _integers(op: Any, key: str, default: list[int]) -> list[int]:
     """A list of integers, row by row; a default if the attribute is missing."""
     if key not in op.attributes:
         return default
@@ -376,8 +376,8 @@ def convolution_windows(op: Any, operands: list[Shape], result: Shape) -> list[W
     lhs, rhs, out = convolution_dims(op)
     spatial = [d for d in out if d.isdigit()]
     ones = [1] * len(spatial)
-    strides, dilations, spreads = (numbers(op, k, ones) for k in ("window_strides", "lhs_dilation", "rhs_dilation"))
-    low = numbers(op, "padding", [0] * 2 * len(spatial))[::2]
+    strides, dilations, spreads = (_integers(op, k, ones) for k in ("window_strides", "lhs_dilation", "rhs_dilation"))
+    low = _integers(op, "padding", [0] * 2 * len(spatial))[::2]
     windows = []
     for n, d in enumerate(spatial):
         i, k, o = lhs.index(d), rhs.index(d), out.index(d)
@@ -392,8 +392,8 @@ def _pooling(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
     outputs = operands[1] if op.name == "stablehlo.select_and_scatter" else result
     ones = [1] * rank
     names = ("window_dimensions", "window_strides", "base_dilations", "window_dilations")
-    size, stride, dilation, spread = (numbers(op, key, ones) for key in names)
-    low = numbers(op, "padding", [0] * 2 * rank)[::2]
+    size, stride, dilation, spread = (_integers(op, key, ones) for key in names)
+    low = _integers(op, "padding", [0] * 2 * rank)[::2]
     return [
         Window(d, d, operands[0][d], outputs[d], size[d], stride[d], low[d], dilation[d], spread[d])
         for d in range(rank)
@@ -401,12 +401,12 @@ def _pooling(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
 
 
 def _slice(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
-    starts, strides = (numbers(op, key, []) for key in ("start_indices", "strides"))
+    starts, strides = (_integers(op, key, []) for key in ("start_indices", "strides"))
     return [Window(d, d, operands[0][d], result[d], 1, strides[d], -starts[d]) for d in range(len(result))]
 
 
 def _pad(op: Any, operands: list[Shape], result: Shape) -> list[Window]:
-    low, holes = (numbers(op, key, []) for key in ("edge_padding_low", "interior_padding"))
+    low, holes = (_integers(op, key, []) for key in ("edge_padding_low", "interior_padding"))
     return [Window(d, d, operands[0][d], result[d], 1, 1, low[d], holes[d] + 1) for d in range(len(result))]
 
 
@@ -568,7 +568,7 @@ def ragged_flops(operation: Any, rule: Rule) -> float:
 
 
 def general_ragged_dot(operation: Any) -> list[Any]:
-    """Converts an `formats.ragged_dot`, as HLO is converted to, to a `chlo.ragged_dot`."""
+    """Converts an `mhlo.ragged_dot`, as HLO is converted to, to a `chlo.ragged_dot`."""
     written = str(operation.attributes[NUMBERS])
     inner = re.sub(r"dot_dimension_numbers = #mhlo\.dot<([^>]*)>", r"\1", written).replace("#mhlo", "#chlo")
     attributes = {NUMBERS: ir.Attribute.parse(inner)}

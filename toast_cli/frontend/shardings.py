@@ -24,7 +24,7 @@ from toast_cli.base.files import read_whole_number
 from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.attributes import Locator, place_of
 from toast_cli.program.ops import CUSTOM_CALL, MANUAL_REGION
-from toast_cli.xla import ADVANCE, SKIP, attributes_of, call_target, ir, sdy, terminator
+from toast_cli.xla import attributes_of, call_target, ir, operations_in, sdy, terminator
 
 # Operations and custom calls that only state a sharding or placement; each returns its first operand.
 MOVES = frozenset(
@@ -154,24 +154,14 @@ class _Taker:
     def body(self, function: Any) -> None:
         """Takes attributes of operations first, then sharding constraints, in program order."""
         moves: list[Any] = []
-        stating: list[Any] = []
-
-        def visit(operation: Any) -> Any:
-            kind = called_name(operation)
+        for operation in operations_in(function, outside=MANUAL_REGION):
+            kind, attributes = called_name(operation), operation.attributes
             if kind == MANUAL_REGION:
                 self._manual_region(operation)
-                return SKIP
-            if kind in MOVES or kind in GROUPINGS:
+            elif kind in MOVES or kind in GROUPINGS:
                 moves.append(operation)
-            else:
-                attributes = operation.attributes
-                if SDY in attributes or GSPMD in attributes or FRONTEND in attributes:
-                    stating.append(operation)
-            return ADVANCE
-
-        function.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-        for operation in stating:
-            self._stating(operation)
+            elif SDY in attributes or GSPMD in attributes or FRONTEND in attributes:
+                self._stating(operation)
         for operation in moves:
             self._move(operation)
 
@@ -251,9 +241,8 @@ def _named_place(path: str, origin: str) -> str:
 # ---------------------------------------------------------------- attributes
 # Parses a program's sharding attributes into plain data.
 #
-# Three notations occur: Shardy's (`sdy.sharding`), XLA's (`formats.sharding`), and Shardy's inside HLO's frontend
-# attributes (`xla.sdy.sharding`, beside a less precise `formats.sharding`). Shardy's is preferred if several are
-# present.
+# Three notations occur: Shardy's (`sdy.sharding`), XLA's (`mhlo.sharding`), and Shardy's inside HLO's frontend
+# attributes (`xla.sdy.sharding`, beside a less precise `mhlo.sharding`). Shardy's is preferred if several are present.
 
 SDY, GSPMD, FRONTEND = "sdy.sharding", "mhlo.sharding", "mhlo.frontend_attributes"
 FRONTEND_PREFIX, FRONTEND_SDY, FRONTEND_RULE = "xla.sdy.", "xla.sdy.sharding", "xla.sdy.sharding_rule"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toast_cli import xla
 from toast_cli.base.errors import InputError
@@ -17,12 +17,10 @@ from toast_cli.frontend.places import TEXT, Frame, frames_of, name_stack_of, pla
 from toast_cli.frontend.reader import read_program
 from toast_cli.frontend.shardings import Annotation
 from toast_cli.kernels.describe import describe_kernels, drop_descriptions
+from toast_cli.kernels.table import Table
 from toast_cli.program.model import Program
 from toast_cli.program.ops import WHILE
 from toast_cli.xla import ir, operations_in
-
-if TYPE_CHECKING:
-    from toast_cli.kernels.table import Table
 
 TEXT_FORMATS = ("stablehlo", "hlo-text")
 

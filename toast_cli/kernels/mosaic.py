@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from toast_cli import xla
 from toast_cli.kernels import KernelError
 from toast_cli.program.model import Rule, ValueFactors
-from toast_cli.xla import ADVANCE, ir, terminator
+from toast_cli.xla import ir, operations_in, terminator
 
 # ---------------------------------------------------------------- the kernel
 # Reads a Pallas kernel for TPU: its grid, its windows, and how its body uses the grid indices.
@@ -230,12 +230,8 @@ def _divisor(use: Any) -> int:
 def _operations_by_name(main: Any) -> tuple[dict[str, list[Any]], bool]:
     """The operations of a body by name, and True if it communicates with other devices."""
     names: dict[str, list[Any]] = {}
-
-    def visit(operation: Any) -> Any:
+    for operation in operations_in(main):
         names.setdefault(short_name(operation), []).append(operation)
-        return ADVANCE
-
-    main.walk(visit)
     remote = any(name in names for name in ("tpu.device_id", "tpu.sem_barrier", "tpu.get_barrier_semaphore"))
     for name, segment in DEVICE_SEGMENT.items():
         for operation in names.get(name, ()):

@@ -143,7 +143,7 @@ def _statements(module: Any) -> tuple[Statements, Reader]:
 
     statements = Statements(program, [statement(operation) for operation in reader.operations], read_directly)
     for branch in xla.walk_ops(module, CASE, IF):
-        statements.deciding[statement(branch)].append(reader.number(branch.operands[0]))
+        statements.deciding[statement(branch)].append(reader.numbers[branch.operands[0]])
     return statements, reader
 
 
@@ -195,7 +195,7 @@ class LoopWriter:
                 statement.insert(-1, smaller.owner)
         self._inside = [operation for statement in statements for operation in statement]
         inside = made_by(self._inside)  # an array that the loop reads in parts is whole in front of it
-        for handle, value in self._reader.handles():
+        for handle, value in list(self._reader.numbers.items()):
             state = self._split.states[value]
             if isinstance(state, Cut) and handle in inside:
                 handle.set_type(retyped(handle.type, self._cut_shape(tuple(handle.type.shape), state)))

@@ -60,7 +60,6 @@ from toast_cli.xla.running import hlo_text_to_proto as hlo_text_to_proto
 from toast_cli.xla.running import kept_arguments as kept_arguments
 from toast_cli.xla.running import mesh_sharding as mesh_sharding
 from toast_cli.xla.running import refine_shapes as refine_shapes
-from toast_cli.xla.running import run_program as run_program
 from toast_cli.xla.running import run_sharded as run_sharded
 from toast_cli.xla.running import sharding_devices as sharding_devices
 from toast_cli.xla.running import stablehlo_to_hlo_text as stablehlo_to_hlo_text

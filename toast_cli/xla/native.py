@@ -99,10 +99,6 @@ with uninterrupted():  # an exception while a native module is loaded ends the p
 # Return values of visitors of `operation.walk`. An enumeration lookup takes as long as visiting an operation.
 ADVANCE, SKIP = ir.WalkResult.ADVANCE, ir.WalkResult.SKIP
 
-__all__ = [
-    "ADVANCE", "SKIP", "PassManager", "chlo", "hlo", "ir", "jax_mlir_ext", "jax_native", "mhlo",
-    "refusing", "sdy", "stablehlo", "tpu",
-]  # fmt: skip
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -131,21 +131,9 @@ def compiled_text(executable: Any) -> str:
     return "\n".join(module.to_string() for module in executable.hlo_modules())
 
 
-def run_program(
-    program: bytes, inputs: list[Any], shapes: list[tuple[int, ...]], devices: int, *, shardy: bool
-) -> list[Any]:
-    """Results [whole numpy arrays] of a program on whole inputs [numpy arrays], which are sharded by the program's
-    shardings.
-
-    `shapes` [results] are of the whole arrays. Runs on virtual CPU devices of its own; imports jax. Raises
-    RuntimeError.
-    """
-    chosen = cpu_devices(devices)
-    return execute(compile_program(program, chosen, shardy=shardy), chosen, inputs, shapes)
-
-
 def execute(executable: Any, devices: list[Any], inputs: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
-    """Runs an executable of `compile_program` for `devices` once; see `run_program`."""
+    """Runs an executable of `compile_program` once: whole numpy arrays in, which the program's shardings split, and
+    whole numpy arrays of these shapes out. Imports jax. Raises RuntimeError."""
     import jax
 
     with jax.enable_x64(True):
