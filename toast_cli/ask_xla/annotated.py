@@ -193,9 +193,9 @@ def rematerialisations(
     for warned in _WARNING.finditer(answer.log):
         start, end, element, extents, rest = warned.groups()
         local = tuple(int(extent) for extent in extents.split(",") if extent)
-        tiling = read_tiling(start)
-        tiles = tiling.tiles if tiling and len(tiling.tiles) == len(local) else (1,) * len(local)
-        lies, needed = (_axes(text, len(local), axis_names, axis_sizes) for text in (start, end))
+        devices = read_tiling(start)
+        tiles = devices.shape[:-1] if devices is not None and devices.ndim == len(local) + 1 else (1,) * len(local)
+        lies, needed = (mesh_axes(text, len(local), axis_names, axis_sizes) for text in (start, end))
         shape = tuple(extent * parts for extent, parts in zip(local, tiles, strict=True))
         sizes = array_bytes(f"{element}[{','.join(map(str, shape))}]")
         name, place = name_and_place(rest, frames)
@@ -203,11 +203,6 @@ def rematerialisations(
         alike[array] += 1
     arrays = [replace(array, count=array.count * times) for array, times in alike.items()]
     return sorted(arrays, key=lambda array: -array.bytes * array.count)
-
-
-def _axes(text: str, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axes | None:
-    tiling = read_tiling(text)
-    return mesh_axes(tiling, rank, names, sizes) if tiling else None
 
 
 # ---------------------------------------------------------------- helpers that state constraints

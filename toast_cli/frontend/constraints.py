@@ -7,7 +7,7 @@ the mesh.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -17,12 +17,9 @@ from toast_cli.base.errors import InputError
 from toast_cli.frontend.attributes import place_of
 from toast_cli.frontend.shardings import (
     Annotation,
-    Axes,
     MeshAxes,
-    OperandOfOp,
     mesh_axes,
     meshes_of,
-    read_tiling,
     value_shardings,
 )
 from toast_cli.hardware.model import Groups
@@ -36,40 +33,28 @@ def quoted(name: str) -> str:
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-@dataclass(frozen=True)
-class AnnotatedConstraint:
-    """`value` (or, if `uses` is not empty, these uses of it) must have the sharding `axes`: per dimension, axis names,
-    or None if the dimension is open."""
-
-    value: Any  # ir.Value
-    axes: Axes
-    uses: tuple[OperandOfOp, ...]
-    origin: str
-
-
 def constraints_on(
     records: Iterable[Annotation], axis_names: tuple[str, ...], axis_sizes: tuple[int, ...]
-) -> tuple[list[AnnotatedConstraint], list[str]]:
+) -> tuple[list[Annotation], list[str]]:
     """The records in axes of a mesh of more than one device, and a notice about those that these cannot express.
 
     Raises `InputError` when a record names an axis that the mesh does not have, or has with another size.
     """
-    constraints: list[AnnotatedConstraint] = []
+    constraints: list[Annotation] = []
     left_out: list[Annotation] = []
     wide = {name for name, size in zip(axis_names, axis_sizes, strict=True) if size > 1}
     for record in records:
         axes = record.sharding.axes
         check_axes(record, dict(zip(axis_names, axis_sizes, strict=True)))
-        tiling = read_tiling(record.sharding.gspmd) if axes is None else None
-        if tiling is not None:
-            axes = mesh_axes(tiling, ir.ShapedType(record.value.type).rank, axis_names, axis_sizes)
+        if axes is None:
+            axes = mesh_axes(record.sharding.gspmd, ir.ShapedType(record.value.type).rank, axis_names, axis_sizes)
         if axes is None:
             left_out.append(record)
         else:
             stated_sizes = dict(record.sharding.mesh)
             usable = {name for name in wide if stated_sizes.get(name) != 1}
             axes = tuple(split and tuple(name for name in split if name in usable) for split in axes)
-            constraints.append(AnnotatedConstraint(record.value, axes, record.uses, record.origin))
+            constraints.append(replace(record, sharding=replace(record.sharding, axes=axes)))
     if not left_out:
         return constraints, []
     first = left_out[0]

@@ -105,10 +105,11 @@ def program_pins(source: Source, axis_names: tuple[str, ...], axis_sizes: tuple[
             places[use.operation, use.operand] = (number, position)
     pins = Pins(notices=tuple(notices))
     for constraint in constraints:
+        axes = constraint.sharding.axes or ()
         if constraint.uses:
-            pins.uses.update({places[use]: constraint.axes for use in constraint.uses if use in places})
+            pins.uses.update({places[use]: axes for use in constraint.uses if use in places})
         elif constraint.value in numbers:
-            pins.values.setdefault(numbers[constraint.value], constraint.axes)
+            pins.values.setdefault(numbers[constraint.value], axes)
     return pins
 
 

@@ -399,7 +399,7 @@ def without_shardings(attributes: dict[str, Any], place: Locator, keep_placement
 
 # More devices than any machine has. A sharding over more counts as unreadable.
 MOST_DEVICES = 1 << 20
-REPLICATED, MAXIMAL, MANUAL, TILED = "replicated", "maximal", "manual", "tiled"
+REPLICATED, MAXIMAL, MANUAL = "replicated", "maximal", "manual"
 
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
 _IOTA = re.compile(r"<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -409,44 +409,26 @@ _BRACED = re.compile(r"\{(?:[^{}]|\{[^{}]*\})*\}")
 _LAST_TILES = re.compile(r"last_tile_dims=\{([^}]*)\}")
 
 
-@dataclass(frozen=True, eq=False)
-class TileAssignment:
-    """One sharding. For `tiled`: `devices` [*tiles, copies] are device numbers, `tiles` the parts per array
-    dimension."""
-
-    kind: str
-    tiles: tuple[int, ...] = ()
-    devices: NDArray[np.int64] | None = None
-
-
 def split_shardings(text: str) -> list[str]:
     """The shardings in one attribute: `{{replicated}, {maximal device=0}}` has two, anything else is one."""
     inner = text.strip()[1:-1].strip()
     return _BRACED.findall(inner) if inner.startswith("{") else [text.strip()]
 
 
-def read_tiling(text: str) -> TileAssignment | None:
-    """One sharding; None when it is in a notation not known here."""
-    body = text.strip()
-    for kind in (REPLICATED, MAXIMAL, MANUAL):
-        if body.startswith("{" + kind):
-            return TileAssignment(kind)
-    shape = _TILES.search(body)
-    if not shape:
-        return None
-    sizes = _numbers(shape[1])
+def read_tiling(text: str) -> NDArray[np.int64] | None:
+    """[parts of each dimension, copies] the device numbers of a tiled sharding; None for another one, and for a
+    notation that is not known here."""
+    shape = _TILES.search(text)
+    sizes = _numbers(shape[1]) if shape else (0,)
     if not 0 < prod(sizes) <= MOST_DEVICES:
         return None
-    devices = _devices(body, prod(sizes))
-    if devices is None:
-        return None
-    last = _LAST_TILES.search(body)
+    devices = _devices(text, prod(sizes))
+    last = _LAST_TILES.search(text)
     kinds = [kind.strip() for kind in last[1].split(",")] if last else []
-    extra = len(kinds) or int("last_tile_dim_replicate" in body)
-    if extra > len(sizes) or any(kind not in (REPLICATED, MANUAL) for kind in kinds):
+    extra = len(kinds) or int("last_tile_dim_replicate" in text)
+    if devices is None or extra > len(sizes) or any(kind not in (REPLICATED, MANUAL) for kind in kinds):
         return None
-    tiles = sizes[: len(sizes) - extra]
-    return TileAssignment(TILED, tiles, devices.reshape((*tiles, -1)))
+    return devices.reshape((*sizes[: len(sizes) - extra], -1))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -469,21 +451,21 @@ def _devices(body: str, count: int) -> NDArray[np.int64] | None:
 
 
 def mesh_axes(
-    tiling: TileAssignment, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]
+    text: str, rank: int, names: tuple[str, ...], sizes: tuple[int, ...]
 ) -> tuple[tuple[str, ...], ...] | None:
-    """The axes that split each dimension, major to minor, on a mesh in row-major device order; None when none do.
+    """The axes of a mesh in row-major device order that split each dimension of a sharding, major to minor; None where
+    no axes do.
 
     Where several choices put every part on the same devices, the first in mesh order is taken.
     """
-    if tiling.kind == REPLICATED:
+    if text.startswith("{" + REPLICATED):
         return ((),) * rank
-    if tiling.kind != TILED or tiling.devices is None or len(tiling.tiles) != rank:
+    devices = read_tiling(text)
+    if devices is None or devices.ndim != rank + 1 or devices.size != prod(sizes):
         return None
-    if tiling.devices.size != prod(sizes):
-        return None
-    wanted = np.sort(tiling.devices, axis=-1)
+    wanted = np.sort(devices, axis=-1)
     grid = np.arange(prod(sizes), dtype=np.int64).reshape(sizes)
-    for choice in _choices(tiling.tiles, sizes, tuple(axis for axis, size in enumerate(sizes) if size > 1)):
+    for choice in _choices(devices.shape[:-1], sizes, tuple(axis for axis, size in enumerate(sizes) if size > 1)):
         used = [axis for axes in choice for axis in axes]
         order = used + [axis for axis in range(len(sizes)) if axis not in used]
         dealt = np.sort(grid.transpose(order).reshape(wanted.shape), axis=-1)
