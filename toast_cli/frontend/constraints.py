@@ -25,7 +25,7 @@ from toast_cli.frontend.shardings import (
 from toast_cli.hardware.model import Groups
 from toast_cli.program.model import ManualCollective, Op
 from toast_cli.program.ops import MANUAL_REGION, RAGGED_ALL_TO_ALL
-from toast_cli.xla import ir, sdy, walk_ops
+from toast_cli.xla import holders, ir, sdy, walk_ops
 
 
 def quoted(name: str) -> str:
@@ -164,9 +164,7 @@ def _axes(region: Any) -> tuple[dict[str, int], set[str]]:
 
 def _boundary_meshes(region: Any) -> list[MeshAxes]:
     """The meshes of the shardings that a region states for its operands and results, without repetitions."""
-    module = region
-    while module.parent is not None:
-        module = module.parent
+    *_, module = holders(region)
     meshes, names = meshes_of(module.opview), ("in_shardings", "out_shardings")
     return list(dict.fromkeys(s.mesh for name in names for s in value_shardings(region.attributes[name], meshes)))
 

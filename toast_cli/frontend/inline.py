@@ -194,20 +194,15 @@ def unchanged_operand(operation: Any) -> Any | None:
         element, sides = NEUTRAL[operation.name]
         neutral = next((side for side in sides if splat_number(operation.operands[side]) == element), None)
         return None if neutral is None else operation.operands[1 - neutral]
-    first = operation.operands[0]
-    if first.type == operation.results[0].type and IDLE_KINDS[operation.name](operation):
+    kind, first = operation.results[0].type, operation.operands[0]
+    if first.type == kind and IDLE_KINDS[operation.name](operation):
         return first
-    return _undone(operation) if operation.name in UNDOING else None
-
-
-def _undone(operation: Any) -> Any | None:
-    """The first operand of two shape operations that cancel, as in the gradient of a product
-    with a transposed table."""
-    before = operation.operands[0].owner
-    if isinstance(before, ir.Block) or before.name != operation.name:
+    # Two shape operations that cancel, as in the gradient of a product with a transposed table.
+    before = first.owner
+    if operation.name not in UNDOING or isinstance(before, ir.Block) or before.name != operation.name:
         return None
-    first = before.operands[0]
-    return first if first.type == operation.results[0].type and UNDOING[operation.name](before, operation) else None
+    source = before.operands[0]
+    return source if source.type == kind and UNDOING[operation.name](before, operation) else None
 
 
 def flips_nothing(operation: Any) -> bool:

@@ -58,7 +58,7 @@ def known_numbers(value: Any, elements_of: Mapping[Any, Array] = MappingProxyTyp
         origin = before_loops(handle)
         maker = elements_of.get(origin, origin.owner)
         stated = isinstance(maker, np.ndarray)
-        if not stated and (isinstance(maker, ir.Block) or maker.name not in _COMPUTED or not _is_known(handle.type)):
+        if not stated and (isinstance(maker, ir.Block) or maker.name not in _COMPUTED or _dtype(handle.type) is None):
             return None
         missing = [] if stated else [operand for operand in maker.operands if operand not in places]
         if missing:
@@ -107,13 +107,9 @@ def _is_small(shape: Sequence[int]) -> bool:
     return prod(shape) <= MOST_ELEMENTS
 
 
-def _is_known(kind: Any) -> bool:
-    """True for types of arrays that can be evaluated here."""
-    shaped = isinstance(kind, ir.RankedTensorType) and kind.has_static_shape
-    return shaped and _dtype(kind.element_type) is not None
-
-
-def _dtype(element: Any) -> np.dtype[Any] | None:
+def _dtype(kind: Any) -> np.dtype[Any] | None:
+    """The element type of arrays that can be evaluated here; None for other types of values."""
+    element = kind.element_type if isinstance(kind, ir.RankedTensorType) and kind.has_static_shape else None
     if not isinstance(element, ir.IntegerType) or element.width not in (1, 8, 16, 32, 64):
         return None
     if element.width == 1:
@@ -129,17 +125,17 @@ def _iota(maker: Any, _: Sequence[Array]) -> Array | None:
     shape, dim = _shape(maker), int(ir.IntegerAttr(maker.attributes["iota_dimension"]).value)
     if not _is_small(shape[dim : dim + 1]):
         return None
-    along = np.arange(shape[dim]).astype(_dtype(maker.results[0].type.element_type))
+    along = np.arange(shape[dim]).astype(_dtype(maker.results[0].type))
     return np.broadcast_to(along.reshape([-1 if d == dim else 1 for d in range(len(shape))]), shape)
 
 
 def _constant(maker: Any, _: Sequence[Array]) -> Array | None:
-    literal, element = maker.attributes["value"], maker.results[0].type.element_type
+    literal, dtype = maker.attributes["value"], _dtype(maker.results[0].type)
     if not isinstance(literal, ir.DenseIntElementsAttr):
         return None
     if literal.is_splat:
-        return np.broadcast_to(np.array(literal.get_splat_value().value, _dtype(element)), _shape(maker))
-    return np.array(list(literal), _dtype(element)).reshape(_shape(maker)) if _is_small(_shape(maker)) else None
+        return np.broadcast_to(np.array(literal.get_splat_value().value, dtype), _shape(maker))
+    return np.array(list(literal), dtype).reshape(_shape(maker)) if _is_small(_shape(maker)) else None
 
 
 def _broadcast(maker: Any, arrays: Sequence[Array]) -> Array:
@@ -194,8 +190,8 @@ def _remainder(_: Any, arrays: Sequence[Array]) -> Array | None:
 
 
 def _convert(maker: Any, arrays: Sequence[Array]) -> Array | None:
-    kind = _dtype(maker.results[0].type.element_type)
-    return _elementwise(lambda array: array.astype(kind))(maker, arrays)
+    dtype = _dtype(maker.results[0].type)
+    return _elementwise(lambda array: array.astype(dtype))(maker, arrays)
 
 
 def _elementwise(function: Callable[..., Array]) -> Callable[[Any, Sequence[Array]], Array | None]:
@@ -253,20 +249,15 @@ def take_known_branches(module: Any) -> None:
     """Inlines the known branches, inner conditionals first, since these may decide outer ones."""
     decided = 0
     for operation in walk_ops(module, *DECIDED, inner_first=True):
-        number = constant_number(operation.operands[0])
-        if number is None and operation.name != SELECT and branches_alike(operation):
-            number = 0
+        number = predicate_number(operation.operands[0])
+        if number is None and operation.name != SELECT:
+            first, *others = (region.blocks[0] for region in operation.regions)
+            number = 0 if all(_alike(first, other, {}) for other in others) else None
         if number is not None:
             replace_operation(operation, outcome(operation, number))
             decided += 1
     if decided:
         run_passes(module, DROP_UNREAD)
-
-
-def branches_alike(operation: Any) -> bool:
-    """True if all branches of a conditional compute the same."""
-    first, *others = (region.blocks[0] for region in operation.regions)
-    return all(_alike(first, other, {}) for other in others)
 
 
 def _alike(first: Any, second: Any, same: dict[Any, Any]) -> bool:
@@ -302,7 +293,7 @@ def outcome(operation: Any, number: int) -> list[Any]:
     return moved_out(branch.blocks[0], operation)
 
 
-def constant_number(value: Any) -> int | None:
+def predicate_number(value: Any) -> int | None:
     """The value of a splat of integers or booleans, if the program states it; looks through conversions and the clamp
     of `lax.switch`."""
     stated = splat_number(value)
@@ -312,10 +303,10 @@ def constant_number(value: Any) -> int | None:
     if isinstance(owner, ir.Block):
         return None
     if owner.name == "stablehlo.convert":
-        inner = constant_number(owner.operands[0])
+        inner = predicate_number(owner.operands[0])
         return inner if isinstance(value.type.element_type, ir.IntegerType) else None
     if owner.name == "stablehlo.clamp":
-        low, number, high = (constant_number(operand) for operand in owner.operands)
+        low, number, high = (predicate_number(operand) for operand in owner.operands)
         return None if low is None or number is None or high is None else max(low, min(number, high))
     return None
 

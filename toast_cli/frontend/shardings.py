@@ -144,7 +144,7 @@ class _Taker:
         cleaned = []
         for entry, (value, uses, origin) in zip(function.attributes[name], subjects, strict=True):
             attributes = {item.name: item.attr for item in entry}
-            place = partial(_named_place, self._path, origin)
+            place = partial("{}: {}".format, self._path, origin)
             sharding = single_sharding(annotated_shardings(attributes, self._meshes, place), _rank(value), place)
             if sharding is not None:
                 self._record(value, sharding, uses, origin)
@@ -232,10 +232,6 @@ def called_name(operation: Any) -> str:
 
 def _rank(value: Any) -> int:
     return int(value.type.rank) if isinstance(value.type, ir.RankedTensorType) else 0
-
-
-def _named_place(path: str, origin: str) -> str:
-    return f"{path}: {origin}"
 
 
 # ---------------------------------------------------------------- attributes

@@ -27,7 +27,7 @@ from toast_cli.frontend.places import place_text
 from toast_cli.frontend.shardings import FRONTEND
 from toast_cli.program.ops import ADD, CASE, CONVERT, IF, RESHAPE, SUBTRACT, WHILE, kind_of
 from toast_cli.program.quantities import format_plural
-from toast_cli.xla import ir, terminator, walk_ops
+from toast_cli.xla import holders, ir, terminator, walk_ops
 
 SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
 NEGATED = {"LT": "GE", "LE": "GT", "GT": "LE", "GE": "LT", "NE": "EQ", "EQ": "NE"}
@@ -130,14 +130,8 @@ def trip_count(operation: Any, counters: Counters = NO_COUNTERS) -> int | None:
 def mean_runs(operation: Any) -> list[float] | None:
     """How often a loop or the branches of a conditional run, as `--runs` says it: the mean over the trips of a loop
     around them, if counters of that loop decide it."""
-    outer = operation.parent
-    while outer is not None:
-        outer = outer.operation
-        runs = _mean_over(outer, operation) if outer.name == WHILE else None
-        if runs is not None:
-            return runs
-        outer = outer.parent
-    return None
+    means = (_mean_over(outer, operation) for outer in holders(operation) if outer.name == WHILE)
+    return next((runs for runs in means if runs is not None), None)
 
 
 def _mean_over(outer: Any, operation: Any) -> list[float] | None:

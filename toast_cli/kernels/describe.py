@@ -36,7 +36,7 @@ from toast_cli.kernels.paged import ASSUMED, local_body, read_paged
 from toast_cli.kernels.table import Table, UserKernel, find, read_table, rule_of, sizes_of, suggestion
 from toast_cli.program.model import PAGED, HandWritten, Rule, Value, ValueFactors
 from toast_cli.program.ops import BARRIER, CONSTANT, CUSTOM_CALL, MANUAL_REGION, WHILE
-from toast_cli.xla import call_target, ir, sdy, shape_and_element_type, string_of, terminator, walk_ops
+from toast_cli.xla import call_target, holders, ir, sdy, shape_and_element_type, string_of, terminator, walk_ops
 
 KERNEL, RULE = "toast.kernel", "sdy.sharding_rule"
 ALIASES = "output_operand_aliases"
@@ -46,7 +46,7 @@ MOST_WORK = 1e24
 # Targets of kernels: Pallas for TPU, which toast can read; Pallas and Triton for GPU.
 TARGETS = (TARGET, "triton_kernel_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2", "mosaic_gpu")
 DEPENDENT = "its dimensions depend on each other, or on where in the array a step is"
-# And the reason why there is no rule, and what its price assumes: "as if ..."
+# A kernel, its rule, the reason why it has none if it has none, and what its price assumes: "as if ..."
 Description = tuple[HandWritten, Rule | None, str, tuple[str, ...]]
 
 
@@ -65,7 +65,7 @@ def describe_kernels(module: Any, table: Table | None = None) -> list[str]:
             if KERNEL in call.attributes:
                 del call.attributes[KERNEL]
             entry = find(entries, _name(call), call_target(call))
-            if entry is None and not is_kernel(call):
+            if entry is None and not call_target(call).startswith(PREFIX) and call_target(call) not in TARGETS:
                 continue
             key = _meaning(call)
             if key not in descriptions:
@@ -114,11 +114,6 @@ def _is_read(value: Any) -> bool:
     return any(True for _ in value.uses)
 
 
-def is_kernel(call: Any) -> bool:
-    """True if a custom call's target is that of a hand-written kernel."""
-    return call_target(call) in TARGETS or call_target(call).startswith(PREFIX)
-
-
 def _name(call: Any) -> str:
     """The kernel's name in the call; empty if it has none."""
     stated = call.attributes.get("kernel_name")
@@ -127,12 +122,7 @@ def _name(call: Any) -> str:
 
 def _in_region(call: Any) -> bool:
     """True if a call is inside a manual region, where it has local shapes already."""
-    owner = call.parent
-    while owner is not None:
-        if owner.name == MANUAL_REGION:
-            return True
-        owner = owner.operation.parent
-    return False
+    return any(holder.name == MANUAL_REGION for holder in holders(call))
 
 
 def _described(call: Any, entry: UserKernel | None) -> Description:
@@ -140,7 +130,7 @@ def _described(call: Any, entry: UserKernel | None) -> Description:
     operands, results = ([Value(*_shape_and_type(v)) for v in side] for side in (call.operands, call.results))
     name = _name(call) or call_target(call)
     try:
-        kernel, rule, assumptions, why = _read(call, name, operands, results)
+        kernel, rule, why, assumptions = _read(call, name, operands, results)
     except KernelError as error:
         moved = float(sum(value.bytes for value in (*operands, *results)))
         kernel, rule, why = HandWritten(name, bytes=moved), None, str(error)
@@ -209,22 +199,19 @@ def _aliases(call: Any) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _read(
-    call: Any, name: str, operands: list[Value], results: list[Value]
-) -> tuple[HandWritten, Rule | None, tuple[str, ...], str]:
-    """Reads a kernel from its configuration, what its price assumes, and why it has no rule if it has none. Raises
-    `KernelError` if it cannot be read."""
+def _read(call: Any, name: str, operands: list[Value], results: list[Value]) -> Description:
+    """Describes a kernel by its configuration. Raises `KernelError` if it cannot be read."""
     target, text = call_target(call), call.attributes.get("backend_config")
     if target != TARGET and not target.startswith(PREFIX):
         raise KernelError("what it computes only its author knows")
     if not isinstance(text, ir.StringAttr):
         raise KernelError("it has no configuration")
     if target != TARGET:
-        return *read_cudnn(target, string_of(text), operands, results), (), DEPENDENT
+        return *read_cudnn(target, string_of(text), operands, results), DEPENDENT, ()
     config = config_of(string_of(text))
     paged = read_paged(name, config, operands, results, splits=not _in_region(call))
     if paged is not None:
-        return paged[0], paged[1], (ASSUMED,) if paged[0].flops else (), paged[2]
+        return *paged, (ASSUMED,) if paged[0].flops else ()
     kernel = read_mosaic(config, lambda operand: _integers(_constant(call.operands[operand])))
     shapes = [value.shape for value in operands], [value.shape for value in results]
     rule, axes = grid_rule(kernel, *shapes, [_is_read(result) for result in call.results]) or (None, ())
@@ -238,7 +225,7 @@ def _read(
     if not products + vector + moved < MOST_WORK:
         raise KernelError("its grid and windows take longer than any chip can run")
     facts = HandWritten(name if name != target else printable(kernel.name), "mosaic", products, vector, moved, axes)
-    return facts, rule, kernel.work.assumed, DEPENDENT
+    return facts, rule, DEPENDENT, kernel.work.assumed
 
 
 def _shape_and_type(value: Any) -> tuple[tuple[int, ...], str]:

@@ -153,15 +153,16 @@ def views(program: Program, of: Iterable[int] | None = None, *, trained: bool = 
     replaced = carried_results(program) if trained else ()
     for op in program.ops:
         n = origin.get(op.operands[0], -1) if op.operands else -1
-        if n >= 0 and (op.name in _VIEWS or (trained and op.name == CARRY and _is_updated(program, op, n, replaced))):
+        if n < 0:
+            continue
+        if trained and op.name == CARRY:  # of all of the argument, if a result replaces it
+            shapes = [program.values[value].shape for value in (op.operands[0], program.arguments[n].value)]
+            is_view = replaced[n] >= 0 and shapes[0] == shapes[1]
+        else:
+            is_view = op.name in _VIEWS
+        if is_view:
             origin[op.results[0]] = n
     return origin
-
-
-def _is_updated(program: Program, carry: Op, number: int, replaced: tuple[int, ...]) -> bool:
-    """Whether a loop carries all of an argument that a result replaces."""
-    shapes = [program.values[value].shape for value in (carry.operands[0], program.arguments[number].value)]
-    return replaced[number] >= 0 and shapes[0] == shapes[1]
 
 
 # ---------------------------------------------------------------- carried arguments

@@ -15,6 +15,7 @@ from toast_cli.xla.modules import dot_dimension_numbers as dot_dimension_numbers
 from toast_cli.xla.modules import dot_dimensions as dot_dimensions
 from toast_cli.xla.modules import element_types as element_types
 from toast_cli.xla.modules import free_symbol as free_symbol
+from toast_cli.xla.modules import holders as holders
 from toast_cli.xla.modules import holds_resource as holds_resource
 from toast_cli.xla.modules import inline_function as inline_function
 from toast_cli.xla.modules import is_custom_rule as is_custom_rule

@@ -139,6 +139,13 @@ def call_target(call: Any) -> str:
     return string_of(call.attributes["call_target_name"])
 
 
+def holders(operation: Any) -> Iterator[Any]:
+    """The operations in whose regions an operation is, the innermost first; the last one is the module."""
+    while (holder := operation.parent) is not None:
+        operation = holder.operation
+        yield operation
+
+
 def terminator(block: Any) -> Any:
     """The last operation of a block."""
     return block.operations[len(block.operations) - 1].operation
