@@ -160,7 +160,7 @@ def load_module(
     """
     data = read_bytes(path) if content is None else content
     facts, module = _ask(normalised_here, data, source_name(path), keep_shardings, kernels)
-    operations = operations_of(module) if facts["kept"] or facts["pins"] else []
+    operations = xla.operations_in(xla.main_function(module)) if facts["kept"] or facts["pins"] else []
 
     def received(sent: SentSharding) -> Annotation:
         (number, region, position), sharding, uses, origin = sent
@@ -243,9 +243,9 @@ def normalised_here(data: bytes, where: str, keep_shardings: bool, kernels: Tabl
     if b"reduce_window" in data:
         _refuse_windows_of_arrays(module, where)
     normalised = _located(where, lambda: normalise(module, where, keep_shardings, kernels))
-    numbers: dict[Any, int] = {}
-    if normalised.kept or normalised.pins:
-        numbers = {operation: number for number, operation in enumerate(operations_of(normalised.module))}
+    stated = normalised.kept or normalised.pins
+    operations = xla.operations_in(xla.main_function(normalised.module)) if stated else []
+    numbers = {operation: number for number, operation in enumerate(operations)}
 
     def sent(kept: Annotation) -> SentSharding:
         value = kept.value
@@ -289,8 +289,3 @@ def _refuse_windows_of_arrays(module: Any, where: str) -> None:
         if any(start.type.rank for start in list(operation.operands)[len(operation.operands) // 2 :]):
             what = "a reduce_window starts at an array, not a scalar"
             raise InputError(what, where=where, hint="is the file intact?")
-
-
-def operations_of(module: Any) -> list[Any]:
-    """The operations of the entry function, itself included, in program order."""
-    return xla.operations_in(next(op for op in module.body.operations if op.operation.name == "func.func"))

@@ -128,20 +128,18 @@ def restore_region(call: Any, path: str) -> None:
 def close_boundaries(module: Any) -> None:
     """States how operands and results of manual regions are sharded over axes that a constraint or region in it names.
     Where the program leaves that open, Shardy propagates it out of the region. Calls must be inlined."""
-    regions = [region for region in walk_ops(module, MANUAL_REGION) if _names_more(region)]
-    if not regions:
+    regions = walk_ops(module, MANUAL_REGION)
+    if not any(map(_names_more, regions)):
         return
     copy = module.operation.clone()
     for function in copy.regions[0].blocks[0].operations:
         for name in ("arg_attrs", "res_attrs"):
             if name in function.operation.attributes:
                 del function.operation.attributes[name]
-    places = {region: k for k, region in enumerate(walk_ops(module, MANUAL_REGION))}
     copies = walk_ops(copy, MANUAL_REGION)
-    closed_regions = [copies[places[region]] for region in regions]
     run_passes(copy, PROPAGATION)
-    for region, closed in zip(regions, closed_regions, strict=True):
-        for name in BOUNDARY:
+    for region, closed in zip(regions, copies, strict=True):
+        for name in BOUNDARY if _names_more(region) else ():
             text = str(closed.attributes[name]).replace(", ?}", "}").replace("{?}", "{}")
             region.attributes[name] = ir.Attribute.parse(text, module.context)
 

@@ -130,12 +130,14 @@ class ShardyRules:
         self._rules: dict[Any, Rule] = {}
 
     def read(self, attribute: Any) -> Rule:
-        rule = self._rules.get(attribute)
-        if rule is None:
-            rule = self._rules[attribute] = _unsharded_where_unshared(
-                Rule(*xla.sharding_rule(attribute)), xla.is_custom_rule(attribute)
-            )
-        return rule
+        if attribute not in self._rules:
+            rule = Rule(*xla.sharding_rule(attribute))
+            if xla.is_custom_rule(attribute):  # what its operands and results do not share must be unsharded
+                sides = rule.operands, rule.results
+                read, written = ({f for dims in side for factors in dims for f in factors} for side in sides)
+                rule = replace(rule, need_replication=rule.need_replication | (read ^ written))
+            self._rules[attribute] = rule
+        return self._rules[attribute]
 
 
 @lru_cache(maxsize=4096)
@@ -173,16 +175,6 @@ def bitwise_reduction_rule(rule: Rule) -> Rule:
     """The rule of a reduction of integers by `and`, `or` or `xor`: the reduced dimension must be unsharded. Neither
     XLA:CPU nor XLA:GPU has such an all-reduce, except for booleans."""
     return replace(rule, need_replication=rule.need_replication | rule.reduction, reduction=frozenset())
-
-
-def _unsharded_where_unshared(rule: Rule, custom: bool) -> Rule:
-    """Completes a custom call's own rule: a dimension that operands and results do not share must be unsharded."""
-    if not custom:
-        return rule
-    read, written = (
-        {f for dims in arrays for factors in dims for f in factors} for arrays in (rule.operands, rule.results)
-    )
-    return replace(rule, need_replication=rule.need_replication | (read ^ written))
 
 
 def region_rule(body: Program) -> Rule:

@@ -352,8 +352,9 @@ def _override(entry: YamlValue, chip: Chip, keys: dict[str, YamlValue]) -> Chip:
     if "memory" in keys:
         changed["memory_bytes"] = keys["memory"].quantity(parse_bytes)
     if "reserved" in keys:
-        entry = keys["reserved"]
-        changed["reserved_bytes"] = 0 if entry.scalar("an amount of memory") == "0" else entry.quantity(parse_bytes)
+        reserved = keys["reserved"]
+        nothing = reserved.scalar("an amount of memory") == "0"
+        changed["reserved_bytes"] = 0 if nothing else reserved.quantity(parse_bytes)
     if "memory_bandwidth" in keys:
         changed["memory_bytes_per_second"] = keys["memory_bandwidth"].quantity(parse_bandwidth)
     if "host_bandwidth" in keys:
@@ -361,10 +362,9 @@ def _override(entry: YamlValue, chip: Chip, keys: dict[str, YamlValue]) -> Chip:
     new = replace(chip, sources=chip.sources | dict.fromkeys(changed, entry.where), **changed)  # type: ignore[arg-type]
     if new.reserved_bytes >= new.memory_bytes:
         place = keys.get("memory") or keys.get("reserved") or entry
-        memory, reserved = new.memory_bytes / 2**20, new.reserved_bytes / 2**20
-        raise place.error(
-            f"of {memory:.0f} MiB of memory nothing is left when {reserved:.0f} MiB are reserved", "set chip.reserved"
-        )
+        memory, kept = new.memory_bytes / 2**20, new.reserved_bytes / 2**20
+        what = f"of {memory:.0f} MiB of memory nothing is left when {kept:.0f} MiB are reserved"
+        raise place.error(what, "set chip.reserved")
     return new
 
 

@@ -224,7 +224,7 @@ def module_name(module: Any) -> str:
     """The module's symbol name without jit's prefix; "main" if it has none."""
     attributes = module.operation.attributes
     name = str(attributes["sym_name"].value) if "sym_name" in attributes else ""
-    return name.removeprefix("jit_").removeprefix("jit__") or "main"
+    return name.removeprefix("jit_") or "main"
 
 
 def element_types(module: Any) -> set[str]:
