@@ -17,14 +17,14 @@ from toast_cli.frontend import attributes as foreign
 from toast_cli.frontend.attributes import NUMBERS, place_of
 from toast_cli.frontend.inline import callee_name, replace_operation
 from toast_cli.frontend.shardings import (
-    FRONTEND,
     MOST_DEVICES,
     PARTITIONS,
     called_name,
     frontend_texts,
+    meshes_of,
 )
 from toast_cli.program.ops import MANUAL_REGION, kind_of
-from toast_cli.xla import declare_mesh, ir, operations_in, run_passes, sdy, stablehlo, walk_ops
+from toast_cli.xla import attributes_of, declare_mesh, ir, operations_in, run_passes, sdy, stablehlo, walk_ops
 from toast_cli.xla.build import Builder
 
 # ---------------------------------------------------------------- Shardy's form in HLO
@@ -56,15 +56,10 @@ def restore_manual_regions(module: Any, path: str) -> None:
 
 def declare_meshes(module: Any, path: str) -> None:
     """Declares `sdy.mesh` operations for the meshes that a converted HLO module has as text."""
-    attributes = {name: module.operation.attributes[name] for name in module.operation.attributes}
-
-    def place() -> str:
-        return path
-
-    texts = frontend_texts(attributes, place)
+    place = partial(str, path)
+    texts, declared = frontend_texts(attributes_of(module.operation), place), meshes_of(module)
     if MESHES not in texts:
         return
-    declared = {op.attributes["sym_name"].value for op in module.body.operations if op.operation.name == "sdy.mesh"}
     for item in foreign.parsed(texts[MESHES], MESHES, ir.DictAttr, place):
         mesh = foreign.of_kind(item.attr, MESHES, sdy.MeshAttr, place)
         if item.name not in declared:  # jaxlib 0.12 already declares them
@@ -85,9 +80,9 @@ def restore_region(call: Any, path: str) -> None:
         raise InputError("a manual region without its boundary", where=place_of(call, path), hint=hint)
     place = partial(place_of, call, path)
     texts: dict[str, str] = {}
-    for part in (call, entrance, way_out):
-        if part is not None and FRONTEND in part.attributes:
-            texts |= frontend_texts({FRONTEND: part.attributes[FRONTEND]}, place)
+    parts = [part for part in (entrance, call, way_out) if part is not None]
+    for part in parts:
+        texts |= frontend_texts(attributes_of(part), place)
 
     def parsed(name: str, default: str, kind: Any) -> Any:
         return foreign.parsed(texts.get(name, default), name, kind, place)
@@ -110,19 +105,13 @@ def restore_region(call: Any, path: str) -> None:
     )
     inside = ir.Block.create_at_start(region.regions[0], [operand.type for operand in call.operands])
     with ir.InsertionPoint(inside), call.location:
-        types = [result.type for result in call.results]
-        body = ir.Operation.create(
-            "func.call",
-            results=types,
-            operands=list(inside.arguments),
-            attributes={"callee": call.attributes["callee"]},
-        )
+        types, callee = [result.type for result in call.results], {"callee": call.attributes["callee"]}
+        body = ir.Operation.create("func.call", types, list(inside.arguments), attributes=callee)
         ir.Operation.create("sdy.return", operands=list(body.results))
     for old, new in zip(results, region.results, strict=True):
         old.replace_all_uses_with(new)
-    for part in (way_out, call, entrance):
-        if part is not None:
-            part.erase()
+    for part in reversed(parts):
+        part.erase()
 
 
 def close_boundaries(module: Any) -> None:
