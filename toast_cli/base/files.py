@@ -383,6 +383,7 @@ def _beside(path: Path) -> Path:
 
 
 def _compress(content: bytes, suffix: str) -> bytes:
+    """The content in the compression of a file's extension."""
     if suffix == ".gz":
         import gzip
 

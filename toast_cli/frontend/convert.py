@@ -48,7 +48,7 @@ def in_creation_order(module: Any) -> None:
 
 def sort_block(block: Any) -> None:
     """Sorts the operations of one block by the numbers in their names, each after those whose results it reads; the
-    last one ends it and stays there."""
+    terminator stays last. `add.2`, `dot.7`, `add.1` become `add.1`, `add.2`, `dot.7` if none reads another."""
     *operations, last = [view.operation for view in block.operations]
     if len(operations) < 2:
         return

@@ -135,6 +135,7 @@ def copy_captured_constants(module: Any, path: str) -> None:
 
 
 def _close(operation: Any, block: Any, path: str) -> None:
+    """Gives one body copies of what it captures, at its start."""
     arguments = set(block.arguments)
     copies: dict[Any, Any] = {}
     operations = [view.operation for view in block.operations]

@@ -202,6 +202,7 @@ def parse(data: bytes, where: str) -> tuple[str, Any]:
 
 
 def _ask(task: Task, data: bytes, where: str, *arguments: Any) -> tuple[dict[str, Any], Any]:
+    """The facts and the module that a task returns in a child; a child's death becomes an `InputError`."""
     seconds, memory = BASE_SECONDS + len(data) // BYTES_PER_SECOND, MEMORY + len(data) * MEMORY_PER_BYTE
     try:
         facts, bytecode = in_child(task, data, where, *arguments, seconds=seconds, memory=memory)

@@ -141,6 +141,7 @@ class Reader:
             self.uses[op, 0] = (end, position)
 
     def _block(self, block: Any, trips: float, loop: int) -> None:
+        """Adds the ops of a block. trips: how often it runs in one run of the program. loop: the one around it."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             what = f"loops and branches are nested more than {MAX_DEPTH} deep"
@@ -161,6 +162,7 @@ class Reader:
         self._depth -= 1
 
     def _plain(self, operation: Any, name: str, trips: float, loop: int) -> None:
+        """Adds the op of an operation that is no control flow: its rule, FLOPs, windows, manual region and kernel."""
         numbers = self.numbers
         operands = tuple([numbers[o] for o in operation.operands])
         results = tuple([self._define(r) for r in operation.results])
@@ -243,6 +245,10 @@ class Reader:
             self.uses[op, 0] = (operation, position)
 
     def _while(self, operation: Any, trips: float, loop: int) -> None:
+        """Adds a loop: a carry for each value that the body changes, then the ops of the condition and of the body.
+
+        The carry is added before the body, which defines the value that it yields: that operand is -1 until then.
+        """
         condition, body = (region.blocks[0] for region in operation.regions)
         end = terminator(body)
         count = trip_count(operation)
@@ -283,6 +289,7 @@ class Reader:
         self.loops[number] = replace(self.loops[number], last=len(self.ops))
 
     def _branches(self, operation: Any, trips: float, loop: int) -> None:
+        """Adds the ops of all branches one after the other, then a join for each result of the conditional."""
         blocks = [region.blocks[0] for region in operation.regions]
         self._deciding.append(self.numbers[operation.operands[0]])
         around, first = self._within, self._branches_read

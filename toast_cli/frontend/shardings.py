@@ -60,7 +60,7 @@ class Annotation:
     """One sharding that the program states.
 
     Attributes:
-        value: the ir.Value it speaks of.
+        value: the ir.Value that has the sharding.
         sharding: in the program's own terms; `toast_cli.frontend.constraints` translates to a mesh.
         uses: (operation, operand number) of the uses it is limited to; empty when it holds for the value itself.
         origin: who states it: `argument 3`, `result 0`, `model.py:12:4`.

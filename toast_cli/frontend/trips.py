@@ -135,6 +135,7 @@ def mean_runs(operation: Any) -> list[float] | None:
 
 
 def _mean_over(outer: Any, operation: Any) -> list[float] | None:
+    """The mean over the trips of one loop around it: of `for i in range(4): for j in range(i)`, 1.5 trips."""
     trips = trip_count(outer)
     if not trips:
         return None

@@ -69,6 +69,7 @@ def parse_prices(texts: Sequence[str], own: str = "") -> dict[str, float]:
 
 
 def _load(name_or_path: str) -> Spec:
+    """See `load_spec`: a file, else a packaged specification, else one that follows from the name."""
     path = Path(name_or_path)
     try:
         folder = path.is_dir()

@@ -399,6 +399,7 @@ def _own_factors(attention: Attention) -> int:
 
 
 def _rule(attention: Attention, backward: bool, operands: list[Value], results: list[Value]) -> Rule | None:
+    """The rule: batch, groups and heads of a group are factors; every other dimension is one that is not split."""
     own_factors = {*range(_own_factors(attention))}
     sizes = [attention.batch, attention.groups, attention.heads // attention.groups][: len(own_factors)]
     unsharded: set[int] = set()

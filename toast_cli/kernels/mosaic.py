@@ -125,6 +125,7 @@ def read_mosaic(config: dict[str, Any], data: Callable[[int], Integers | None] =
 
 
 def _read(module: Any, data: Callable[[int], Integers | None]) -> Mosaic:
+    """Reads the kernel; its function's arguments are grid indices, prefetched scalars, arrays, and scratch memory."""
     main = main_of(module)
     functions = {
         str(ir.StringAttr(operation.attributes["sym_name"]).value): operation
@@ -333,6 +334,9 @@ def _digits(
     kernel: Mosaic, axis: int, windows: list[BlockWindow | None], shapes: list[Shape], used: list[bool], operands: int
 ) -> list[_Digit]:
     """The parts of an axis that can be split, the most significant first: a single one if all arrays follow it alike.
+
+    Given an axis of 8 query heads in groups of 4, which queries follow one by one and keys in steps of 4, the parts are
+    `(index // 4) % 2` and `index % 4`. Keys have the first one alone.
 
     Args:
         used: [operands and results] True if the array is used. operands: how many of them are operands.

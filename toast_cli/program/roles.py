@@ -440,7 +440,11 @@ def _swept(
 ) -> tuple[set[int], set[int], list[tuple[int, int]], dict[int, int]]:
     """One pass over the program: weights, data, pairs of otherwise unknown factors (bit sets), and what each carry's
     next value is made of (a bit set). carried: the last, from the pass before, for carries that begin with constants
-    (what a scan stacks, sums)."""
+    (what a scan stacks, sums).
+
+    Bit n of a set stands for argument n. Given `x @ w` and `h @ v` with h made of x and w, data of x tells that w is a
+    weight; the product is an activation, which is data, so that v is a weight, too.
+    """
     activation, noise = (1 << len(program.arguments) + k for k in range(2))
     given = is_weight = _bits(trained)
     is_data = _bits(data) | activation
