@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,7 +13,6 @@ from fuzz.cases import case
 from fuzz.corpus import CORPUS, Known
 from fuzz.harness import Case, Outcome, Server, wrong_with
 from fuzz.strategies import cases
-from fuzz.suites import programs_in
 from hypothesis import HealthCheck, given, settings
 from sweeps import sweep
 
@@ -42,17 +42,8 @@ def test_inputs_made_from_grammars(server: Server, one: Case) -> None:
 
 
 def outcome(**changes: object) -> Outcome:
-    facts = {
-        "code": 0,
-        "signal": 0,
-        "output": b"",
-        "complaints": b"",
-        "seconds": 1.0,
-        "bytes": 1,
-        "hung": False,
-        "files": {},
-    }
-    return Outcome(**{**facts, **changes})  # type: ignore[arg-type]
+    fine = Outcome(code=0, signal=0, output=b"", complaints=b"", seconds=1.0, bytes=1, hung=False, files={})
+    return replace(fine, **changes)  # type: ignore[arg-type]
 
 
 # What the fuzzer must see, lest it finds nothing because it looks at nothing.
@@ -94,26 +85,6 @@ def test_workers_see_signals_exits_and_memory(tmp_path: Path) -> None:
     found = {word: wrong_with(outcome) for word, outcome in outcomes.items()}
     assert found["abort"] == ["killed by SIGABRT"] and found["bug"] == ["exit code 70"] and found["fine"] == []
     assert "traceback" in found["raise"] and outcomes["eat"].bytes > 300 << 20 > outcomes["fine"].bytes
-
-
-# Texts as test suites hold them, and the programs in them.
-FILES = [
-    ("a.mlir", "// RUN: opt %s\nmodule {}\n// -----\nfunc.func @f() { return }\n// -----\n\n", 2),
-    ("a.hlo", "// RUN: hlo-opt %s\nHloModule m\nENTRY e { ROOT r = f32[] constant(1) }\n", 1),
-    (
-        "a.cc",
-        'const char* hlo = R"(\nHloModule m\nENTRY e {\n  ROOT r = f32[] constant(1)\n}\n)";\n'
-        'auto s = R"(no program)";',
-        1,
-    ),
-    ("a.md", "HloModule", 0),
-]
-
-
-@pytest.mark.parametrize(("name", "text", "count"), FILES)
-def test_programs_are_found_in_test_suites(tmp_path: Path, name: str, text: str, count: int) -> None:
-    (tmp_path / name).write_text(text)
-    assert len(list(programs_in(tmp_path))) == count
 
 
 # -- hostile inputs, by class: each ends as it should, none with a traceback, a signal, a hang or an escape sequence

@@ -11,10 +11,15 @@ from fuzz import seeds
 from fuzz.harness import Case
 from fuzz.mutate import WORDS, mutated, mutated_gently, mutated_json
 
-QUICK = ("--iterations", "3")
+QUICK = "--iterations 3"
+V4 = f"partition m.mlir --mesh v4-32 {QUICK}"
 MESHES = ("v4-32", "v5e-16", "h100-8", "v2-8")
 FORMATS = ("stablehlo", "bytecode", "hlo", "specs", "python", "spmd", "nonsense")
 ENDINGS = ("mlir", "mlirbc", "hlo", "json", "py", "mlir.gz", "txt")
+
+
+def words(line: str) -> tuple[str, ...]:
+    return tuple(line.split())
 
 
 def a_program(rng: Random) -> bytes:
@@ -36,41 +41,22 @@ def a_program(rng: Random) -> bytes:
 
 def program_case(rng: Random) -> Case:
     """A damaged program under a command that reads one."""
-    mesh = rng.choice(MESHES)
-    command = rng.choice(
+    run = f"partition m.mlir --mesh {rng.choice(MESHES)}"
+    line = rng.choice(
         (
-            ("inspect", "m.mlir"),
-            ("inspect", "m.mlir", "--json", "-"),
-            ("inspect", "m.mlir", "--verbose"),
-            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "-o", f"o.{rng.choice(ENDINGS)}"),
-            (
-                "partition",
-                "m.mlir",
-                "--mesh",
-                mesh,
-                *QUICK,
-                "-o",
-                "o.mlir",
-                "--annotate",
-                rng.choice(("full", "minimal", "arguments")),
-            ),
-            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "-o", "o", "--format", rng.choice(FORMATS)),
-            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "-o", "o", "--format", rng.choice(FORMATS)),
-            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "--html", "h.html", "--trace", "t.json"),
-            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "--keep-shardings", "-o", "-"),
-            ("partition", "m.mlir", "--mesh", mesh, *QUICK, "--json", "r.json", "--verbose"),
-            ("explain", "m.mlir", "--mesh", mesh, *QUICK),
-            (
-                "partition",
-                "m.mlir",
-                "--mesh",
-                mesh,
-                "--strategy",
-                rng.choice(("fsdp", "megatron", "fsdp+megatron", "data")),
-            ),
+            "inspect m.mlir", "inspect m.mlir --json -", "inspect m.mlir --verbose",
+            f"{run} {QUICK} -o o.{rng.choice(ENDINGS)}",
+            f"{run} {QUICK} -o o.mlir --annotate {rng.choice(('full', 'minimal', 'arguments'))}",
+            f"{run} {QUICK} -o o --format {rng.choice(FORMATS)}",
+            f"{run} {QUICK} -o o --format {rng.choice(FORMATS)}",
+            f"{run} {QUICK} --html h.html --trace t.json",
+            f"{run} {QUICK} --keep-shardings -o -",
+            f"{run} {QUICK} --json r.json --verbose",
+            f"explain m.mlir --mesh {rng.choice(MESHES)} {QUICK}",
+            f"{run} --strategy {rng.choice(('fsdp', 'megatron', 'fsdp+megatron', 'data'))}",
         )
-    )
-    return Case(command, {"m.mlir": a_program(rng)})
+    )  # fmt: skip
+    return Case(words(line), {"m.mlir": a_program(rng)})
 
 
 def intact_program(rng: Random) -> bytes:
@@ -79,29 +65,17 @@ def intact_program(rng: Random) -> bytes:
 
 def spec_case(rng: Random) -> Case:
     """A damaged mesh specification."""
-    command = rng.choice(
-        (
-            ("mesh", "show", "s.yaml"),
-            ("mesh", "validate", "s.yaml"),
-            ("partition", "m.mlir", "--mesh", "s.yaml", *QUICK),
-        )
-    )
-    return Case(
-        command,
-        {"m.mlir": intact_program(rng), "s.yaml": mutated(seeds.SPEC, (seeds.TACTICS,), rng, text=True)},
-    )
+    line = rng.choice(("mesh show s.yaml", "mesh validate s.yaml", f"partition m.mlir --mesh s.yaml {QUICK}"))
+    damaged = mutated(seeds.SPEC, (seeds.TACTICS,), rng, text=True)
+    return Case(words(line), {"m.mlir": intact_program(rng), "s.yaml": damaged})
 
 
 def tactics_case(rng: Random) -> Case:
     """A damaged file of tactics."""
     option = f"t.yaml:{rng.choice(('mine', 'other', 'none'))}:{rng.choice(('data', 'model', 'x'))}"
-    command = rng.choice((
-        ("tactics", "--file", "t.yaml"), ("partition", "m.mlir", "--mesh", "v4-32", *QUICK, "--tactic", option),
-        ("tactics", "m.mlir", "--mesh", "v4-32", "--file", "t.yaml"),
-    ))  # fmt: skip
-    return Case(
-        command, {"m.mlir": intact_program(rng), "t.yaml": mutated(seeds.TACTICS, (seeds.SPEC,), rng, text=True)}
-    )
+    line = rng.choice(("tactics --file t.yaml", f"{V4} --tactic {option}", "tactics m.mlir --mesh v4-32 --file t.yaml"))
+    damaged = mutated(seeds.TACTICS, (seeds.SPEC,), rng, text=True)
+    return Case(words(line), {"m.mlir": intact_program(rng), "t.yaml": damaged})
 
 
 def report_case(rng: Random) -> Case:
@@ -111,17 +85,13 @@ def report_case(rng: Random) -> Case:
     data = made[kind]
     damaged = mutated_json(data, rng) if kind != "l.jsonl" and rng.random() < 0.7 else mutated(data, (), rng, text=True)
     files = {"m.mlir": seeds.texts()[3], "r.json": made["r.json"], kind: damaged}
-    commands = {
-        "r.json": [
-            ("diff", "r.json", "r.json"), ("explain", "m.mlir", "--mesh", "v4-32", "--report", "r.json"),
-            ("check", "m.mlir", "--mesh", "v4-32", *QUICK, "--against", "r.json"),
-            ("check", "m.mlir", "--mesh", "v4-32", *QUICK, "--against", "r.json", "--update"),
-        ],
-        "p.json": [("partition", "m.mlir", "--mesh", "v4-32", *QUICK, "--plan", "p.json"),
-                   ("partition", "m.mlir", "--mesh", "v4-32", *QUICK, "--plan", "p.json", "--complete")],
-        "l.jsonl": [("sweep", "m.mlir", "--mesh", "v4-32", *QUICK, "--jsonl", "l.jsonl")],
-    }  # fmt: skip
-    return Case(rng.choice(commands[kind]), files)
+    check = f"check m.mlir --mesh v4-32 {QUICK} --against r.json"
+    lines = {
+        "r.json": ["diff r.json r.json", "explain m.mlir --mesh v4-32 --report r.json", check, f"{check} --update"],
+        "p.json": [f"{V4} --plan p.json", f"{V4} --plan p.json --complete"],
+        "l.jsonl": [f"sweep m.mlir --mesh v4-32 {QUICK} --jsonl l.jsonl"],
+    }
+    return Case(words(rng.choice(lines[kind])), files)
 
 
 def verify_case(rng: Random) -> Case:
@@ -132,7 +102,7 @@ def verify_case(rng: Random) -> Case:
         files["r.json"] = mutated_json(made["r.json"], rng)
     else:
         files["o.mlir"] = mutated(made["o.mlir"], (), rng, text=True)
-    return Case(("verify", "o.mlir", "--compiler", "cpu", "--report", "r.json"), files)
+    return Case(words("verify o.mlir --compiler cpu --report r.json"), files)
 
 
 def command_case(rng: Random) -> Case:
@@ -147,47 +117,19 @@ def command_case(rng: Random) -> Case:
         **{k: v for k, v in seeds.written().items() if k != "o.mlir"},
     }
     values = [
-        "m.mlir",
-        "s.yaml",
-        "v4-32",
-        "r.json",
-        "p.json",
-        "o.mlir",
-        "-",
+        *words("""m.mlir s.yaml v4-32 r.json p.json o.mlir - x 0 -1 3 1e9 data=4,model=4 data=16 auto all 5% 28GiB 20ms
+        *=data,None fsdp:data t.yaml:mine:data medium json peak_memory step_time<=1s communication[data] . /nowhere/x
+        é --"""),
         "",
-        "x",
-        "0",
-        "-1",
-        "3",
-        "1e9",
-        "9" * 50,
-        "data=4,model=4",
-        "data=16",
-        "auto",
-        "all",
-        "5%",
-        "28GiB",
-        "20ms",
-        "*=data,None",
-        "fsdp:data",
-        "t.yaml:mine:data",
-        "medium",
-        "json",
-        "peak_memory",
-        "step_time<=1s",
-        "communication[data]",
-        ".",
-        "/nowhere/x",
-        "é",
         "\udcff",
-        "--",
+        "9" * 50,
         "a" * 3000,
     ]
     arguments = [*name, *(rng.choice(("m.mlir", "m.mlir", "m.mlir", rng.choice(values))) for _ in range(positional))]
     if any(option.endswith("--mesh") for option in options) and rng.random() < 0.9:
         arguments += ["--mesh", rng.choice(("v4-32", "h100-8", "s.yaml"))]
     if "--iterations" in options:
-        arguments += QUICK
+        arguments += QUICK.split()
     for _ in range(rng.randrange(4) if options else 0):
         option = rng.choice(sorted(options))
         if option in ("--verify", "--confirm", "--budget", "--jobs"):

@@ -225,7 +225,7 @@ FAR = """func.func @main(%a: tensor<2x2x8xf32>) -> tensor<2x1x2xf32> {
     : (tensor<2x2x8xf32>, tensor<2x2x8xf32>) -> tensor<2x1x2xf32>
   return %r : tensor<2x1x2xf32> }"""
 
-# Empty, deep and long, and what the fuzzer and other projects' test suites found.
+# Empty, deep and long, and what the fuzzer found.
 SHAPES = [
     known("main is private", program().replace(b"public @main", b"private @main"), 0),
     known("a dimension beyond all others", FAR.encode(), 2, "more than 3.0 GiB of memory"),

@@ -27,81 +27,31 @@ MARK = "TOAST_FAULTS_MARK"
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
 # Processes that are told to end need a moment for it; nobody waits this long.
 _PATIENCE_SECONDS = 120.0
-QUICK = ("--iterations", "300")
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, the files that it writes, and whether a file's content is whole."""
+    """A command line, and the files that it writes."""
 
-    name: str
-    arguments: tuple[str, ...]
+    line: str
     writes: tuple[str, ...]
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(self.line.split())
 
+
+QUICK = "m.mlir --mesh v4-32 --iterations 300"
 COMMANDS = {
-    command.name: command
-    for command in (
-        Command(
-            "partition",
-            (
-                "partition",
-                "m.mlir",
-                "--mesh",
-                "v4-32",
-                *QUICK,
-                "-o",
-                "o.mlir",
-                "--json",
-                "r.json",
-                "--save-plan",
-                "p.json",
-            ),
-            ("o.mlir", "r.json", "p.json"),
-        ),
-        Command(
-            "check",
-            (
-                "check",
-                "m.mlir",
-                "--mesh",
-                "v4-32",
-                *QUICK,
-                "--against",
-                "s.json",
-                "--update",
-                "--output-format",
-                "json=c.json",
-            ),
-            ("c.json", "s.json"),
-        ),
-        Command(
-            "sweep",
-            (
-                "sweep",
-                "m.mlir",
-                "--mesh",
-                "v4-32",
-                *QUICK,
-                "--seeds",
-                "0-3",
-                "--jobs",
-                "2",
-                "--jsonl",
-                "l.jsonl",
-                "--csv",
-                "t.csv",
-                "--json",
-                "t.json",
-            ),
-            ("l.jsonl", "t.csv", "t.json"),
-        ),
-        Command(
-            "verify",
-            ("verify", "o.mlir", "--compiler", "cpu", "--report", "r.json", "--against", "m.mlir", "--json", "v.json"),
-            ("v.json",),
-        ),
-    )
+    "partition": Command(
+        f"partition {QUICK} -o o.mlir --json r.json --save-plan p.json", ("o.mlir", "r.json", "p.json")
+    ),
+    "check": Command(f"check {QUICK} --against s.json --update --output-format json=c.json", ("c.json", "s.json")),
+    "sweep": Command(
+        f"sweep {QUICK} --seeds 0-3 --jobs 2 --jsonl l.jsonl --csv t.csv --json t.json",
+        ("l.jsonl", "t.csv", "t.json"),
+    ),
+    "verify": Command("verify o.mlir --compiler cpu --report r.json --against m.mlir --json v.json", ("v.json",)),
 }
 
 
@@ -112,9 +62,9 @@ class Faults:
         self._command = command
         self._folder = folder
         (folder / "m.mlir").write_bytes(program())
-        if command.name == "verify":
+        if command is COMMANDS["verify"]:
             self._finish(
-                ("partition", "m.mlir", "--mesh", "h100-8", "--iterations", "20", "-o", "o.mlir", "--json", "r.json")
+                Command("partition m.mlir --mesh h100-8 --iterations 20 -o o.mlir --json r.json", ()).arguments
             )
         began = time.monotonic()
         self._finish(self._command.arguments)

@@ -33,27 +33,12 @@ _PATIENCE_SECONDS = 400.0
 _ADDRESS_SPACE = 12 << 30
 _OUTPUT = 1 << 18
 PRELOADED = (
-    "numpy",
-    "yaml",
-    "zstandard",
-    "rich.console",
-    "rich.table",
-    "toast_cli.cli.app",
-    "toast_cli.pipeline",
-    "toast_cli.xla",
-    "toast_cli.frontend.normalise",
-    "toast_cli.frontend.formats",
-    "toast_cli.report.terminal",
-    "toast_cli.emit",
-    "toast_cli.report.inspection",
-    "toast_cli.tactics.requests",
-    "toast_cli.base.children",
-    "toast_cli.frontend.loading",
-    "toast_cli.ask_xla.verdict",
-    "toast_cli.report.model",
-    "toast_cli.report.command_tables",
-    "toast_cli.report.explain",
-)
+    "numpy", "yaml", "zstandard", "rich.console", "rich.table", "toast_cli.cli.app", "toast_cli.pipeline",
+    "toast_cli.xla", "toast_cli.frontend.normalise", "toast_cli.frontend.formats", "toast_cli.report.terminal",
+    "toast_cli.emit", "toast_cli.report.inspection", "toast_cli.tactics.requests", "toast_cli.base.children",
+    "toast_cli.frontend.loading", "toast_cli.ask_xla.verdict", "toast_cli.report.model",
+    "toast_cli.report.command_tables", "toast_cli.report.explain",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

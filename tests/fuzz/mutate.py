@@ -13,124 +13,33 @@ from typing import Any
 
 # What numbers and words are replaced by: limits, wrong kinds, things that mean something elsewhere.
 NUMBERS = [
-    b"0",
-    b"-1",
-    b"1",
-    b"2",
-    b"3",
-    b"7",
-    b"127",
-    b"128",
-    b"255",
-    b"65536",
-    b"2147483647",
-    b"2147483648",
-    b"4294967296",
-    b"9223372036854775807",
-    b"9223372036854775808",
-    b"-9223372036854775808",
-    b"1e400",
-    b"1e-400",
-    b"nan",
-    b"9" * 40,
-    b"9" * 5000,
-    b"0x10",
-    b"1_000",
-    b"0.5",
-]
+    b"0", b"-1", b"1", b"2", b"3", b"7", b"127", b"128", b"255", b"65536", b"2147483647", b"2147483648",
+    b"4294967296", b"9223372036854775807", b"9223372036854775808", b"-9223372036854775808", b"1e400", b"1e-400",
+    b"nan", b"9" * 40, b"9" * 5000, b"0x10", b"1_000", b"0.5",
+]  # fmt: skip
 WORDS = [
-    b"",
-    b"?",
-    b"*",
-    b"@main",
-    b"@mesh",
-    b"%0",
-    b"tensor<?xf32>",
-    b"tensor<*xf32>",
-    b"tensor<0xf32>",
-    b"tensor<f32>",
-    b"tensor<4xcomplex<f32>>",
-    b"tensor<4x!quant.uniform<i8:f32, 1.0>>",
-    b"i1",
-    b"ui64",
-    b"f8E4M3FN",
-    b"tuple<>",
-    b"!stablehlo.token",
-    b"none",
-    b"index",
-    b"memref<4xf32>",
-    b'""',
-    b'"\\00"',
-    b'"\\FF\\FE"',
-    b'"\\1B[31m"',
-    b"unit",
-    b"true",
-    b"null",
-    b"[]",
-    b"{}",
-    b"dense<0> : tensor<4xi32>",
-    b"dense<[]> : tensor<0xi64>",
-    b"#sdy.sharding<@mesh, [{}]>",
-    b"#sdy.sharding_per_value<[]>",
-    b"{devices=[2,2]<=[4]}",
-    b"{maximal device=0}",
-    b"..",
-    b"/dev/null",
-    b"data",
-    b"model",
-    b"v4-32",
-    b"fsdp:data",
-    b"\xc2\x9b31m",
-    b"\xe2\x80\xae",
-    b"\x1b]0;x\x07",
-    b"\n::error::x",
-]
+    b"", b"?", b"*", b"@main", b"@mesh", b"%0", b"tensor<?xf32>", b"tensor<*xf32>", b"tensor<0xf32>",
+    b"tensor<f32>", b"tensor<4xcomplex<f32>>", b"tensor<4x!quant.uniform<i8:f32, 1.0>>", b"i1", b"ui64",
+    b"f8E4M3FN", b"tuple<>", b"!stablehlo.token", b"none", b"index", b"memref<4xf32>", b'""', b'"\\00"',
+    b'"\\FF\\FE"', b'"\\1B[31m"', b"unit", b"true", b"null", b"[]", b"{}", b"dense<0> : tensor<4xi32>",
+    b"dense<[]> : tensor<0xi64>", b"#sdy.sharding<@mesh, [{}]>", b"#sdy.sharding_per_value<[]>",
+    b"{devices=[2,2]<=[4]}", b"{maximal device=0}", b"..", b"/dev/null", b"data", b"model", b"v4-32", b"fsdp:data",
+    b"\xc2\x9b31m", b"\xe2\x80\xae", b"\x1b]0;x\x07", b"\n::error::x",
+]  # fmt: skip
 ATTRIBUTES = [
-    b"mhlo.sharding",
-    b"sdy.sharding",
-    b"tf.aliasing_output",
-    b"jax.buffer_donor",
-    b"jax.result_info",
-    b"mhlo.frontend_attributes",
-    b"mhlo.num_replicas",
-    b"mhlo.num_partitions",
-    b"sdy.sharding_rule",
-    b"mhlo.is_dynamic",
-    b"sym_visibility",
-    b"mhlo.layout_mode",
-    b"mhlo.input_output_alias",
+    b"mhlo.sharding", b"sdy.sharding", b"tf.aliasing_output", b"jax.buffer_donor", b"jax.result_info",
+    b"mhlo.frontend_attributes", b"mhlo.num_replicas", b"mhlo.num_partitions", b"sdy.sharding_rule",
+    b"mhlo.is_dynamic", b"sym_visibility", b"mhlo.layout_mode", b"mhlo.input_output_alias",
     b"mhlo.xla_entry_computation_parameter_layouts",
-]
+]  # fmt: skip
 VALUES = [
-    b"5",
-    b"5 : i32",
-    b"-1 : i32",
-    b"99 : i64",
-    b'""',
-    b'"x"',
-    b'"\\FF"',
-    b"[1]",
-    b"[]",
-    b"{}",
-    b"unit",
-    b"true",
-    b"dense<1> : tensor<2xi64>",
-    b"@main",
-    b"f32",
-    b'"{replicated}"',
-    b'"{devices=[1000000,1000000]<=[1000000000000]}"',
-    b'"{devices=[2,1]0,1}"',
-    b'"{manual}"',
-    b'"{devices=["',
-    b'{xla.sdy.sharding = ""}',
-    b'{xla.sdy.sharding = "#sdy.sharding_per_value<[<@mesh, [{}]>]>"}',
-    b'{xla.sdy.sharding_rule = ""}',
-    b"{xla.sdy.meshes = 5}",
-    b'{xla.sdy.meshes = "{m = #sdy.mesh<[]>}"}',
-    b"#sdy.sharding<@nowhere, [{}]>",
-    b'#sdy.mesh<["a"=2]>',
-    b"#sdy.sharding_per_value<[]>",
-]
+    b"5", b"5 : i32", b"-1 : i32", b"99 : i64", b'""', b'"x"', b'"\\FF"', b"[1]", b"[]", b"{}", b"unit", b"true",
+    b"dense<1> : tensor<2xi64>", b"@main", b"f32", b'"{replicated}"',
+    b'"{devices=[1000000,1000000]<=[1000000000000]}"', b'"{devices=[2,1]0,1}"', b'"{manual}"', b'"{devices=["',
+    b'{xla.sdy.sharding = ""}', b'{xla.sdy.sharding = "#sdy.sharding_per_value<[<@mesh, [{}]>]>"}',
+    b'{xla.sdy.sharding_rule = ""}', b"{xla.sdy.meshes = 5}", b'{xla.sdy.meshes = "{m = #sdy.mesh<[]>}"}',
+    b"#sdy.sharding<@nowhere, [{}]>", b'#sdy.mesh<["a"=2]>', b"#sdy.sharding_per_value<[]>",
+]  # fmt: skip
 _TOKEN = re.compile(rb'"(?:[^"\\\n]|\\.)*"|[A-Za-z_%@#!.][\w.$%@#]*|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\s+|.', re.DOTALL)
 _NUMBER = re.compile(rb"-?\d+")
 _BRACES = re.compile(rb"\{")
@@ -273,19 +182,9 @@ def nested(data: bytes, rng: Random) -> bytes:
 
 BINARY: list[Mutation] = [flipped, flipped, flipped, overwritten, overwritten, inserted, deleted, repeated, cut, moved]
 TEXTUAL: list[Mutation] = [
-    another_number,
-    another_number,
-    another_word,
-    another_word,
-    without_a_word,
-    words_swapped,
-    lines_changed,
-    with_an_attribute,
-    with_an_attribute,
-    with_a_word,
-    nested,
-    repeated,
-]
+    another_number, another_number, another_word, another_word, without_a_word, words_swapped, lines_changed,
+    with_an_attribute, with_an_attribute, with_a_word, nested, repeated,
+]  # fmt: skip
 
 
 # -- words, such that the program often still makes sense
@@ -293,19 +192,8 @@ TEXTUAL: list[Mutation] = [
 
 SMALL = [b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"8", b"16", b"64", b"1000", b"65536", b"1073741824"]
 ELEMENTS = [
-    b"f32",
-    b"bf16",
-    b"f16",
-    b"f64",
-    b"i32",
-    b"i1",
-    b"ui8",
-    b"i64",
-    b"complex<f32>",
-    b"f8E4M3FN",
-    b"i4",
-    b"ui64",
-]
+    b"f32", b"bf16", b"f16", b"f64", b"i32", b"i1", b"ui8", b"i64", b"complex<f32>", b"f8E4M3FN", b"i4", b"ui64",
+]  # fmt: skip
 ALIKE = [
     [
         b"stablehlo.add",
@@ -384,17 +272,9 @@ def annotated(data: bytes, rng: Random) -> bytes:
 
 
 GENTLE: list[Mutation] = [
-    dimension_renamed,
-    dimension_renamed,
-    element_renamed,
-    one_alike,
-    one_alike,
-    one_alike,
-    small_number,
-    annotated,
-    annotated,
-    annotated,
-]
+    dimension_renamed, dimension_renamed, element_renamed, one_alike, one_alike, one_alike, small_number,
+    annotated, annotated, annotated,
+]  # fmt: skip
 
 
 def mutated_gently(data: bytes, rng: Random) -> bytes:
@@ -407,28 +287,9 @@ def mutated_gently(data: bytes, rng: Random) -> bytes:
 # -- trees ------------------------------------------------------------------------------------------------------------
 
 LEAVES: list[Any] = [
-    None,
-    True,
-    0,
-    -1,
-    1.5,
-    1e308,
-    2**63,
-    10**30,
-    "",
-    "x",
-    "a\0b",
-    "\x1b[31m",
-    "\ud800",
-    "../../x",
-    [],
-    {},
-    [[]],
-    {"": None},
-    [1],
-    "data",
-    "nan",
-]
+    None, True, 0, -1, 1.5, 1e308, 2**63, 10**30, "", "x", "a\0b", "\x1b[31m", "\ud800", "../../x", [], {}, [[]],
+    {"": None}, [1], "data", "nan",
+]  # fmt: skip
 
 
 def mutated_json(data: bytes, rng: Random) -> bytes:

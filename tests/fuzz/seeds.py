@@ -151,25 +151,9 @@ def binaries() -> dict[str, list[bytes]]:
 @cache
 def written() -> dict[str, bytes]:
     """What toast itself writes and reads again: a sharded program, its report, a saved plan, a sweep's log."""
-    arguments = (
-        "partition",
-        "m.mlir",
-        "--mesh",
-        "v4-32",
-        "--iterations",
-        "20",
-        "-o",
-        "o.mlir",
-        "--json",
-        "r.json",
-        "--save-plan",
-        "p.json",
-    )
+    line = "partition m.mlir --mesh v4-32 --iterations 20 -o o.mlir --json r.json --save-plan p.json"
+    sweep = "sweep m.mlir --mesh v4-32 --iterations 3 --jsonl l.jsonl"
     with Server() as server:
-        made = server.run(Case(arguments, {"m.mlir": texts()[3]})).files
-        made |= server.run(
-            Case(
-                ("sweep", "m.mlir", "--mesh", "v4-32", "--iterations", "3", "--jsonl", "l.jsonl"), {"m.mlir": program()}
-            )
-        ).files
+        made = server.run(Case(tuple(line.split()), {"m.mlir": texts()[3]})).files
+        made |= server.run(Case(tuple(sweep.split()), {"m.mlir": program()})).files
     return made
