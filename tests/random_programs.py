@@ -13,6 +13,7 @@ from itertools import permutations
 from random import Random
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -75,9 +76,22 @@ def loop(pile: Pile, x: Any, y: Any, k: int) -> Any:
     return lax.fori_loop(0, 3, lambda _, carry: carry @ x + (carry.T if k % 2 else carry), x)
 
 
-STEPS: tuple[Callable[[Pile, Any, Any, int], Any], ...] = (
-    product, transpose, merge, split, combine, total, double, halve, loop,
-)  # fmt: skip
+def ordered(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    return jnp.sort(x, axis=k % x.ndim) if x.ndim else None
+
+
+def softmax(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    return jax.nn.softmax(x, axis=k % x.ndim) if x.ndim else None
+
+
+def look_up(pile: Pile, x: Any, y: Any, k: int) -> Any:
+    return x[jnp.argmax(y, axis=-1)] if 1 < x.ndim < 3 and 1 < y.ndim < 3 else None
+
+
+Step = Callable[[Pile, Any, Any, int], Any]
+STRAIGHT: tuple[Step, ...] = (product, transpose, merge, split, combine, total, double, halve)
+STEPS = (*STRAIGHT, loop)
+MORE_STEPS = (*STEPS, ordered, softmax, look_up)
 
 
 PROGRAMS = 40  # that all tests share; `make check-all` draws new ones
@@ -87,14 +101,14 @@ def cases(loops: bool = True) -> st.SearchStrategy[Case]:
     """A random program on the mesh data=4, model=2; half of them donate their arguments where a result fits."""
     new = not settings().derandomize  # see the profiles in `conftest`
     seeds = st.integers(0, 2**32) if new else st.integers(0, PROGRAMS - 1)
-    return seeds.map(lambda seed: case_on(source_by(seed, loops)))
+    return seeds.map(lambda seed: case_on(source_by(seed, STEPS if loops else STRAIGHT)))
 
 
 @lru_cache(maxsize=2 * PROGRAMS)
-def source_by(seed: int, loops: bool) -> Source:
+def source_by(seed: int, kinds: tuple[Step, ...]) -> Source:
+    """The same seed, the same program."""
     draw = Random(seed)
     shapes = [draw.choices(SIZES, k=draw.randint(2, 3)) for _ in range(draw.randint(2, 3))]
-    kinds = STEPS if loops else STEPS[:-1]
     steps = [
         (draw.choice(kinds), draw.randint(0, 9), draw.randint(0, 9), draw.randint(0, 23))
         for _ in range(draw.randint(2, 6))

@@ -1,6 +1,4 @@
-"""Small programs on which the best of all shardings can be found: a few of each kind by name, and random ones by
-number.
-"""
+"""Small programs on which the best of all shardings can be found: a few of each kind."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from programs import arg
 
@@ -111,89 +108,3 @@ PROGRAMS: dict[str, Small] = {
     "fourier": Small(fourier, (arg(64, 256),)),
     "encoder and decoder": Small(encoder_decoder, (arg(8, 64), arg(512, 64), arg(64, 64), arg(64, 64), arg(64, 64))),
 }
-
-# What a random program is made of: a step takes some arrays and gives another, or None where it does not fit them.
-Step = Callable[[np.random.Generator, Any, Any], Any]
-_SIZES = (4, 8, 16, 32)
-
-
-def _product(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    pairs = [(i, j) for i in range(x.ndim) for j in range(y.ndim) if x.shape[i] == y.shape[j]]
-    if not pairs or x.ndim + y.ndim > 5:
-        return None
-    i, j = pairs[int(rng.integers(len(pairs)))]
-    return lax.dot_general(x, y, (((i,), (j,)), ((), ())))
-
-
-def _transpose(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    return jnp.transpose(x, [int(k) for k in rng.permutation(x.ndim)]) if x.ndim > 1 else None
-
-
-def _merge(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1]) if x.ndim > 1 else None
-
-
-def _divide(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    return x.reshape(*x.shape[:-1], 4, x.shape[-1] // 4) if 0 < x.ndim < 4 and x.shape[-1] % 4 == 0 else None
-
-
-def _combine(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    return x * jnp.tanh(y) if x.shape == y.shape else None
-
-
-def _total(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    return jnp.sum(x, axis=int(rng.integers(x.ndim))) if x.ndim > 1 else None
-
-
-def _sort(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    return jnp.sort(x, axis=int(rng.integers(x.ndim))) if x.ndim else None
-
-
-def _softmax(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    return jax.nn.softmax(x, axis=int(rng.integers(x.ndim))) if x.ndim else None
-
-
-def _double(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    return jnp.concatenate([x, x], axis=int(rng.integers(x.ndim))) if x.ndim else None
-
-
-def _halve(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    axis = int(rng.integers(max(1, x.ndim)))
-    return lax.slice_in_dim(x, 0, x.shape[axis] // 2, axis=axis) if x.ndim and x.shape[axis] > 4 else None
-
-
-def _loop(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    if x.ndim != 2 or x.shape[0] != x.shape[1]:
-        return None
-    return lax.fori_loop(0, 3, lambda _, carry: jnp.tanh(carry @ x), x)
-
-
-def _look_up(rng: np.random.Generator, x: Any, y: Any) -> Any:
-    return x[jnp.argmax(y, axis=-1)] if 1 < x.ndim < 3 and 1 < y.ndim < 3 else None
-
-
-STEPS: tuple[Step, ...] = (
-    _product, _product, _product, _transpose, _merge, _divide, _combine, _total, _sort, _softmax, _double, _halve,
-    _loop, _look_up,
-)  # fmt: skip
-
-
-def random_program(number: int) -> Small:
-    """Two or three arrays and three to eight steps over a growing pile; the same number, the same program."""
-    rng = np.random.default_rng(number)
-    shapes = [
-        tuple(int(n) for n in rng.choice(_SIZES, size=int(rng.integers(2, 4)))) for _ in range(int(rng.integers(2, 4)))
-    ]
-    steps = [(int(rng.integers(len(STEPS))), int(rng.integers(2**31))) for _ in range(int(rng.integers(3, 9)))]
-
-    def run(*arguments: Any) -> Any:
-        pile = list(arguments)
-        for kind, seed in steps:
-            draw = np.random.default_rng(seed)  # made anew in every trace
-            x, y = (pile[-1 - int(draw.integers(min(3, len(pile))))] for _ in range(2))
-            made = STEPS[kind](draw, x, y)
-            if made is not None and made.size <= 2**16:
-                pile.append(made)
-        return pile[-1], pile[len(pile) // 2]
-
-    return Small(run, tuple(arg(*shape) for shape in shapes))

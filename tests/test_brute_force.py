@@ -7,8 +7,9 @@ from itertools import product
 import jax.numpy as jnp
 import pytest
 from brute_force import best_of_all
-from programs import arg, case_of, mesh_of, round_mesh
-from small_programs import PROGRAMS, block, random_program
+from programs import arg, case_of, case_on, mesh_of, round_mesh
+from random_programs import MORE_STEPS, source_by
+from small_programs import PROGRAMS, block
 from sweeps import sweep
 
 from toast_cli.hardware import load_spec
@@ -71,8 +72,7 @@ def test_heads_where_tokens_attend_are_found_on_chips(spec: str) -> None:
 @pytest.mark.parametrize("number", sweep(range(12), 0, 1, 5))
 def test_no_plan_beats_the_best_of_all_shardings(number: int) -> None:
     """The bound holds and its assignment can be had: else the yardstick is wrong."""
-    small = random_program(number)
-    case = case_of(small.run, *small.shapes, donate=small.donate, mesh=round_mesh(data=4, model=2))
+    case = case_on(source_by(number, MORE_STEPS))
     best = best_of_all(case.problem)
     found = run_search(case.evaluator, Settings(evaluations=300))
     assert best.least * (1.0 - 1e-6) <= min(best.seconds, found.cost.step_seconds)
