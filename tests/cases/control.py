@@ -54,7 +54,6 @@ CONTROL: dict[str, Situation] = {
         ),
         arg(4, 32, 32),
         X, large=True),
-    "either": case(lambda x, w: lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: jnp.sin(x)), X, SQUARE),
     "one of three": case(heavy_branches, X, SQUARE, ONE),
     "either in a scan": case(
         lambda x, ws: lax.scan(
@@ -86,7 +85,6 @@ CONTROL: dict[str, Situation] = {
         lambda x, y: lax.fori_loop(0, 4, lambda _, c: (c[1], jnp.sin(c[0]), c[2]), (x, y, x * y)), X, X
     ),
     "a counter alone": case(lambda n: lax.while_loop(lambda i: i < 10, lambda i: i + 1 + n * 0, n * 0), ONE),
-    "barrier": case(lambda x, w: lax.optimization_barrier((x @ w, jnp.sin(x))), X, SQUARE),
     "random numbers in a loop": case(
         lambda k, x: lax.fori_loop(
             0, 3, lambda i, c: c + jax.random.normal(jax.random.fold_in(jax.random.wrap_key_data(k), i), c.shape), x

@@ -31,11 +31,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 LINEAR: dict[str, Situation] = {
-    "product": case(lambda x, y: x @ y, X, Y),
     "products one after the other": case(lambda x, y, w: jnp.tanh(x @ y) @ x @ w, X, Y, SQUARE),
-    "outer product": case(lambda x, y: jnp.outer(x[:, 0], y[0]), X, Y),
     "inner product": case(lambda x, y: jnp.vdot(x, y), X, X),
-    "batched product": case(lambda x, y: x @ y, BATCH, BATCH),
     "Kronecker product": case(lambda x, y: jnp.kron(x[:4, :4], y[:8, :8]), X, Y),
     "product with itself": case(lambda x: x @ x.T, X),
     "product of three": case(lambda x, y, z: jnp.einsum("ij,jk,kl->il", x, y, z), X, Y, X),
@@ -51,12 +48,6 @@ LINEAR: dict[str, Situation] = {
     "ragged product": case(
         lambda x, w: lax.ragged_dot(x, w, jnp.array([16, 16, 32], jnp.int32)), X, arg(3, 32, 16)
     ),
-    "convolution": case(conv(), IMAGES, KERNEL),
-    "convolution, stride 2": case(conv("VALID", (2, 2)), IMAGES, KERNEL),
-    "convolution, dilated": case(conv(rhs_dilation=(2, 2)), IMAGES, KERNEL),
-    "convolution, transposed": case(lambda x, k: lax.conv_transpose(x, k, (2, 2), "SAME"), IMAGES, KERNEL),
-    "convolution by channel": case(conv(feature_group_count=8), IMAGES, arg(3, 3, 1, 16)),
-    "convolution of groups of images": case(conv(batch_group_count=2), IMAGES, arg(3, 3, 8, 16)),
     "convolution along a line": case(
         lambda x, k: lax.conv_general_dilated(x, k, (1,), ((2, 0),), dimension_numbers=("NWC", "WIO", "NWC")),
         arg(8, 32, 8),
@@ -66,22 +57,14 @@ LINEAR: dict[str, Situation] = {
         lambda x, k: lax.conv_general_dilated(x, k, (1, 1, 1), "SAME"), arg(4, 4, 8, 8, 8), arg(4, 4, 3, 3, 3)
     ),
     "convolution of one with itself": case(lambda x: jnp.convolve(x[:, 0], x[:8, 1], "same"), X),
-    "gradient of a convolution": case(
-        jax.grad(lambda k, x: jnp.sum(conv("SAME", (2, 2))(x, k) ** 2)), KERNEL, IMAGES
-    ),
     "batch normalisation": case(
         lambda x, s: (x - x.mean((0, 1, 2))) * lax.rsqrt(x.var((0, 1, 2)) + 1e-5) * s, IMAGES, arg(8)
     ),
-    "Fourier": case(lambda x: jnp.abs(jnp.fft.fft(x)), X),
     "Fourier of columns": case(lambda x: jnp.abs(jnp.fft.fft(x, axis=0)), X),
     "Fourier, back": case(lambda x: jnp.fft.ifft(jnp.fft.fft(x)).real, X),
     "Fourier of reals": case(lambda x: jnp.fft.irfft(jnp.fft.rfft(x)), X),
     "Fourier in two dimensions": case(lambda x: jnp.abs(jnp.fft.fft2(x)), BATCH),
-    "Cholesky": case(lambda x: jnp.linalg.cholesky(positive(x)), BATCH),
     "solved": case(lambda x, b: jnp.linalg.solve(positive(x), b), BATCH, BATCH, large=True),
-    "solved by triangles": case(
-        lambda x, b: lax.linalg.triangular_solve(positive(x), b, left_side=True, lower=True), BATCH, BATCH
-    ),
     "solved by triangles, from the right": case(
         lambda x, b: lax.linalg.triangular_solve(positive(x), b, transpose_a=True), BATCH, BATCH
     ),
@@ -92,18 +75,4 @@ LINEAR: dict[str, Situation] = {
     "eigenvalues": case(lambda x: jnp.linalg.eigvalsh(positive(x)), BATCH),
     "singular values": case(lambda x: jnp.linalg.svd(x, compute_uv=False), BATCH),
     "matrix exponential": case(lambda x: jax.scipy.linalg.expm(0.01 * x), SQUARE, large=True),
-    "linear algebra in StableHLO": case(
-        """func.func public @main(%x: tensor<8x16x16xf32>, %b: tensor<8x16x16xf32>) -> tensor<8x16x16xf32> {
-          %i = stablehlo.iota dim = 1 : tensor<8x16x16xi32>
-          %j = stablehlo.iota dim = 2 : tensor<8x16x16xi32>
-          %d = stablehlo.compare EQ, %i, %j : (tensor<8x16x16xi32>, tensor<8x16x16xi32>) -> tensor<8x16x16xi1>
-          %c = stablehlo.constant dense<50.0> : tensor<8x16x16xf32>
-          %0 = stablehlo.add %x, %c : tensor<8x16x16xf32>
-          %1 = stablehlo.select %d, %0, %x : tensor<8x16x16xi1>, tensor<8x16x16xf32>
-          %2 = "stablehlo.triangular_solve"(%1, %b) <{left_side = true, lower = true, unit_diagonal = false,
-            transpose_a = #stablehlo<transpose NO_TRANSPOSE>}>
-            : (tensor<8x16x16xf32>, tensor<8x16x16xf32>) -> tensor<8x16x16xf32>
-          return %2 : tensor<8x16x16xf32>
-        }"""
-    ),
 }  # fmt: skip
