@@ -17,8 +17,8 @@ from programs import Case, arg, case_of
 from run_here import run_program
 
 from toast_cli import xla
-from toast_cli.ask_xla.collectives import collectives_in
-from toast_cli.ask_xla.compile import as_stablehlo
+from toast_cli.ask_xla.collectives import CompiledCollective, collectives_in
+from toast_cli.ask_xla.compile import Dialect, as_stablehlo, collectives_after_partitioning
 from toast_cli.ask_xla.numbers import input_sets, relative_error
 from toast_cli.emit import emit_hlo, write
 from toast_cli.emit.annotations import Annotations
@@ -121,6 +121,14 @@ def worst_error(source: Source, lowered: PartitionedProgram, form: str) -> float
     whole = run_program(xla.write_bytecode(source.module), inputs, shapes, 1, shardy=True)
     split = run_program(program, inputs, shapes, prod(lowered.axis_sizes), shardy=form == "stablehlo")
     return max(relative_error(a, b) for a, b in zip(whole, split, strict=True))
+
+
+def partitioned(case: Case, plan: Plan, form: Dialect = "stablehlo") -> list[CompiledCollective]:
+    """The collectives of the written program as XLA's partitioner leaves it."""
+    mesh, written = case.problem.mesh, emit(case.source, case.lowered(plan), form)
+    found = collectives_after_partitioning(written, form, dict(zip(mesh.names, mesh.sizes, strict=True)))
+    assert isinstance(found, list), found
+    return found
 
 
 def text_of(source: Source) -> str:

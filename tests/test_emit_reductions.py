@@ -7,12 +7,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import pytest
-from emitted import emit_shardy
+from emitted import partitioned, strategy
 from jax import lax
 from programs import Case, arg, case_of, round_mesh
 
-from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.emit.annotations import full_annotations
 from toast_cli.emit.minimal import choose_annotations
 from toast_cli.program.ops import SCATTER
@@ -49,17 +47,9 @@ def test_the_gradient_of_a_convolution_is_summed_where_it_is_made() -> None:
 
         return jax.grad(depthwise)(jnp.zeros((4, 1, 128)))
 
-    sizes = {"data": 2, "fsdp": 2, "model": 2}
-    case = case_of(gradient, arg(16, 32, 128), arg(16, 32, 128), mesh=round_mesh(**sizes))
-    plan = (
-        case.shard("x.0", "data"),
-        case.shard("x.0", "fsdp"),
-        case.shard("x.2", "model"),
-        case.shard("x.2", "data"),
-        case.shard("x.2", "fsdp"),
-    )
-    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
-    assert not isinstance(found, Failure)
+    case = case_of(gradient, arg(16, 32, 128), arg(16, 32, 128), mesh=round_mesh(data=2, fsdp=2, model=2))
+    plan = strategy(case, "x.0=data", "x.0=fsdp", "x.2=model", "x.2=data", "x.2=fsdp")
+    found = partitioned(case, plan)
     assert {(c.kind, c.axes, c.bytes) for c in found} == {("reduce-scatter", ("data", "fsdp"), 4 * 4 * 16)}
 
 
@@ -73,15 +63,9 @@ def test_what_is_scattered_along_two_dimensions_is_reduced_whole_but_for_product
         "a product": lambda x, y, i: jnp.einsum("bij,bk->ijk", x, y),
     }
     case = case_of(functions[name], arg(64, 16, 32), arg(64, 8), arg(64, dtype=jnp.int32))
-    plan = (
-        case.shard("x.0", "data"),
-        case.shard("x.0", "model"),
-        case.shard("x.1", "data"),
-        case.shard("x.2", "model"),
-    )
+    plan = strategy(case, "x.0=data", "x.0=model", "x.1=data", "x.2=model")
     lowered = case.lowered(plan)
-    found = collectives_after_partitioning(emit_shardy(case.source, lowered), "stablehlo", {"data": 4, "model": 2})
-    assert not isinstance(found, Failure)
+    found = partitioned(case, plan)
     promised = {one.kind for one in lowered.collectives}
     assert promised == {one.kind for one in found}
     assert ("reduce-scatter" in promised) is (name == "a product")
@@ -91,17 +75,12 @@ def test_what_is_scattered_along_two_dimensions_is_reduced_whole_but_for_product
 def test_the_partitioner_is_left_with_products_that_it_would_else_reduce_whole(reduced: bool) -> None:
     """Those that are scattered over one axis and reduced over another; XLA:TPU makes slow loops of others."""
     case = case_of(lambda x, y: x.T @ y, arg(64, 32), arg(64, 128))
-    plan = (
-        case.shard("x.0", "data"),
-        case.shard("x.1", "data"),
-        case.shard("x.0" if reduced else "y.1", "model"),
-    )
+    plan = strategy(case, "x.0=data", "x.1=data", "x.0=model" if reduced else "y.1=model")
     lowered = case.lowered(plan)
     assert bool(lowered.by_partitioner) is reduced
     pins = [pin.shardings for pin in choose_annotations(case.source, lowered).annotations.constraints]
     assert any(len(shardings) > 1 for shardings in pins) is not reduced
-    found = collectives_after_partitioning(emit_shardy(case.source, lowered), "stablehlo", {"data": 4, "model": 2})
-    assert not isinstance(found, Failure)
+    found = partitioned(case, plan)
     made = {("reduce-scatter", ("data",)), *([("all-reduce", ("model",))] if reduced else [])}
     assert {(c.kind, c.axes) for c in found} == made
 
@@ -111,11 +90,9 @@ def test_a_product_is_scattered_before_a_look_up_reads_it() -> None:
         i, j = jnp.tril_indices(5, -1)
         return jnp.einsum("bnd,bmd->bnm", z, z)[:, i, j]
 
-    sizes = {"data": 4, "model": 2}
-    case = case_of(pairs, arg(64, 5, 16), mesh=round_mesh(**sizes))
+    case = case_of(pairs, arg(64, 5, 16))
     plan = (case.shard("z.0", "data"), case.shard("z.2", "model"), case.shard("z.0", "model"))
-    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
-    assert not isinstance(found, Failure)
+    found = partitioned(case, plan)
     assert {(c.kind, c.axes, c.bytes) for c in found} == {("reduce-scatter", ("model",), 8 * 5 * 5 * 4)}
 
 
@@ -127,8 +104,7 @@ def test_a_product_scattered_out_of_mesh_order_says_where_it_is_computed() -> No
     case = case_of(combine, arg(8, 64, 8, 24), arg(8, 8, 24, 64), arg(8, 64, 64), mesh=round_mesh(**sizes))
     groups = [("w.0", "data"), ("w.0", "seq"), ("w.2", "fsdp"), ("w.2", "model"), ("x.0", "fsdp"), ("x.1", "model")]
     plan = tuple(case.shard(dimension, axis) for dimension, axis in groups)
-    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
-    assert not isinstance(found, Failure)
+    found = partitioned(case, plan)
     assert {c.kind for c in found} == {"all-reduce"}  # and nothing is gathered; XLA:TPU leaves it one
 
 
@@ -145,16 +121,12 @@ def test_the_gradient_of_a_tied_table(split: bool, lookups: int) -> None:
         return grad
 
     case = case_of(gradient, arg(64, dtype=jnp.int32), arg(64, 512), arg(64, 512), arg(64, 2048))
-    plan = [case.shard("ids.0", "data"), case.shard("x.0", "data")]
-    if split:
-        plan.append(case.shard("x.1", "data"))
+    plan = tuple(case.shard(place, "data") for place in ("ids.0", "x.0", "x.1")[: 2 + split])
     size = 2048 * 512 * 4
     expected = ("reduce-scatter", ("data",), size // 4, 1) if split else ("all-reduce", ("data",), size, 1)
-    assert case.collectives(tuple(plan)) == [expected]
-    lowered = case.lowered(tuple(plan))
-    sizes = {"data": 4, "model": 2}
-    found = collectives_after_partitioning(emit_shardy(case.source, lowered), "stablehlo", sizes)
-    assert not isinstance(found, Failure)
+    assert case.collectives(plan) == [expected]
+    lowered = case.lowered(plan)
+    found = partitioned(case, plan)
     assert [(c.kind, c.axes, c.bytes) for c in found] == [expected[:3]]
     scatters = {case.source.definitions[op.results[0]] for op in case.source.program.ops if op.name == SCATTER}
     for each in (choose_annotations(case.source, lowered).annotations, full_annotations(case.source, lowered)):
@@ -236,8 +208,7 @@ def test_scattered_over_some_axes_and_reduced_over_others(form: str, over: str, 
         *(case.shard("x.0", axis) for axis in over.split()),
         *(case.shard("x.1" if form == "reduction" else place, axis) for axis, place in pairs),
     )
-    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
-    assert not isinstance(found, Failure)
+    found = partitioned(case, plan)
     uses = case.collectives(plan)
     promised = [(kind, sorted(axes), round(size)) for kind, axes, size, count in uses for _ in range(int(count))]
     compiled = [(one.kind, sorted(one.axes), one.bytes) for one in found]
@@ -249,10 +220,7 @@ def test_scattered_over_some_axes_and_reduced_over_others(form: str, over: str, 
 def assert_promised(gradient: Callable[..., jax.Array], decisions: list[tuple[str, str]]) -> None:
     case = case_of(gradient, arg(64, dtype=jnp.int32), arg(64, 512), arg(64, 512), arg(64, 2048))
     plan = tuple(case.shard(dimension, axis) for dimension, axis in decisions)
-    found = collectives_after_partitioning(
-        emit_shardy(case.source, case.lowered(plan)), "stablehlo", {"data": 4, "model": 2}
-    )
-    assert not isinstance(found, Failure)
+    found = partitioned(case, plan)
     uses = case.collectives(plan)
     promised = [(kind, axes, round(size)) for kind, axes, size, count in uses for _ in range(int(count))]
     assert sorted(promised) == sorted((c.kind, c.axes, c.bytes) for c in found)
@@ -266,13 +234,11 @@ def test_what_a_look_up_finds_is_scattered_before_it_is_squared() -> None:
         x = table[ids]
         return x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True))
 
-    sizes = {"data": 4, "model": 2}
-    case = case_of(normed, arg(512, 128), arg(32, 64, dtype="int32"), mesh=round_mesh(**sizes))
+    case = case_of(normed, arg(512, 128), arg(32, 64, dtype="int32"))
     rows = case.shard("table.0", "data")
     elsewhere = case.shard("ids.0", "data")._replace(unless=rows.group)
     plan = (rows, case.shard("ids.0", "model"), elsewhere)
-    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
-    assert not isinstance(found, Failure)
+    found = partitioned(case, plan)
     assert [(c.kind, c.axes, c.bytes) for c in found if c.bytes > 2**15] == [
         ("reduce-scatter", ("data",), 4 * 64 * 128 * 4)
     ]
@@ -286,12 +252,10 @@ def test_a_product_is_scattered_before_it_is_averaged() -> None:
         y = x @ w
         return y - y.mean(0)
 
-    sizes = {"data": 4, "model": 2}
-    case = case_of(normed, arg(64, 512), arg(512, 256), mesh=round_mesh(**sizes))
+    case = case_of(normed, arg(64, 512), arg(512, 256))
     summed = case.shard("x.1", "data")
     plan = (summed, case.shard("x.0", "model"), case.shard("w.1", "data")._replace(unless=summed.group))
-    found = collectives_after_partitioning(emit_shardy(case.source, case.lowered(plan)), "stablehlo", sizes)
-    assert not isinstance(found, Failure)
+    found = partitioned(case, plan)
     assert [(c.kind, c.axes, c.bytes) for c in found if "data" in c.axes] == [
         ("reduce-scatter", ("data",), 32 * 64 * 4)
     ]

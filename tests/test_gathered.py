@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from emitted import emit
+from emitted import emit, partitioned
 from jax import lax
 from programs import Case, arg, case_of
 from run_here import wrong_in
 
-from toast_cli.ask_xla.compile import collectives_after_partitioning
 from toast_cli.emit import write
 from toast_cli.emit.misread import gathered_ops
 from toast_cli.plan.decisions import Plan
@@ -54,14 +53,10 @@ def promised(case: Case, plan: Plan) -> Sent:
     return found
 
 
-def partitioned(case: Case, plan: Plan, form: Any) -> Sent:
+def compiled(case: Case, plan: Plan, form: Any) -> Sent:
     """The same of what XLA's partitioner writes."""
-    mesh = case.problem.mesh
-    written = emit(case.source, case.lowered(plan), form)
-    answer = collectives_after_partitioning(written, form, dict(zip(mesh.names, mesh.sizes, strict=True)))
-    assert isinstance(answer, list), answer
     found: Sent = {}
-    for one in answer:
+    for one in partitioned(case, plan, form):
         found[one.kind, one.axes] = found.get((one.kind, one.axes), 0.0) + one.bytes * one.count
     return found
 
@@ -75,7 +70,7 @@ def test_nothing_more_is_sent(function: Any, arguments: tuple[Any, ...], gathere
     first = case.program.arguments[0].path
     batch = (case.shard(f"{first}.0", "data"),)
     assert len(gathered_ops(case.source, case.lowered(batch))) == gathered
-    assert partitioned(case, batch, form) == promised(case, batch)
+    assert compiled(case, batch, form) == promised(case, batch)
 
 
 @pytest.mark.parametrize("dim", [1, 3])
@@ -83,7 +78,7 @@ def test_however_it_is_split(dim: int) -> None:
     """Neighbours' rows are sent along the picture, and nothing where groups are split."""
     case = case_of(convolution(8), IMAGE, WIDE)
     plan = (case.shard(f"{case.program.arguments[0].path}.{dim}", "data"),)
-    assert partitioned(case, plan, "stablehlo") == promised(case, plan)
+    assert compiled(case, plan, "stablehlo") == promised(case, plan)
     assert wrong_in(case.source, emit(case.source, case.lowered(plan), "hlo"), 8, "hlo") == []
 
 
@@ -124,7 +119,7 @@ def test_updates_of_a_part(function: Any, arguments: tuple[Any, ...], several: b
         [case.shard(f"{name}.0", "data") for name, of in zip(names, arguments[:2], strict=False) if of.shape[0] > 1]
     )
     assert len(gathered_ops(case.source, case.lowered(plan))) == several
-    assert partitioned(case, plan, form) == promised(case, plan)
+    assert compiled(case, plan, form) == promised(case, plan)
     assert wrong_in(case.source, emit(case.source, case.lowered(plan), form), 8, form) == []
 
 
@@ -137,7 +132,7 @@ def test_a_cache_filled_in_a_loop() -> None:
     case = case_of(fill, arg(4, 8, 16), arg(4, 64, 16))
     plan = (case.shard("cache.1", "data"), case.shard("x.2", "model"))
     assert promised(case, plan) == {}
-    assert partitioned(case, plan, "stablehlo") == {}
+    assert compiled(case, plan, "stablehlo") == {}
     assert wrong_in(case.source, emit(case.source, case.lowered(plan), "stablehlo"), 8) == []
 
 
@@ -157,5 +152,5 @@ def test_in_a_loop_beside_what_nobody_needs(form: Any) -> None:
     case = case_of(lambda x, w: jax.grad(router, (0, 1))(x, w), arg(16, 8), arg(3, 8, 8))
     plan = (case.shard(f"{case.program.arguments[0].path}.0", "data"),)
     assert len(gathered_ops(case.source, case.lowered(plan))) == 1
-    assert partitioned(case, plan, form) == promised(case, plan)
+    assert compiled(case, plan, form) == promised(case, plan)
     assert wrong_in(case.source, emit(case.source, case.lowered(plan), form), 8, form) == []

@@ -16,10 +16,9 @@ from jax import lax
 from op_kinds import IMAGES, X, conv, loss, pool
 from programs import Case, arg, case_of, evaluator_of, round_mesh, source_of, source_of_text
 from run_here import differing, run_program, wrong_in
-from test_gathered import partitioned, promised
+from test_gathered import compiled, promised
 
-from toast_cli.ask_xla.child import Failure
-from toast_cli.ask_xla.compile import as_stablehlo, collectives_after_partitioning
+from toast_cli.ask_xla.compile import as_stablehlo
 from toast_cli.dimensions import analyse
 from toast_cli.emit import emit_hlo, write
 from toast_cli.emit.annotations import barred_values
@@ -60,9 +59,7 @@ def test_partial_results_are_gathered(plan: tuple[str, ...]) -> None:
 
 
 def test_xla_does_so() -> None:
-    lowered = CASE.lowered((CASE.shard("x.1", "data"),))
-    found = collectives_after_partitioning(emit_shardy(CASE.source, lowered), "stablehlo", {"data": 4, "model": 2})
-    assert not isinstance(found, Failure)
+    found = emitted.partitioned(CASE, (CASE.shard("x.1", "data"),))
     assert [(c.kind, c.axes, c.bytes) for c in found] == [("all-gather", ("data",), 128)] * 2
 
 
@@ -82,7 +79,7 @@ def test_bodies_without_an_all_reduce_are_gathered(function: Any, size: int, for
     case = case_of(function, arg(64, 8))
     plan = (case.shard("x.0", "data"),)
     assert promised(case, plan) == {("all-gather", ("data",)): 4 * 8 * size}
-    assert partitioned(case, plan, form) == promised(case, plan)
+    assert compiled(case, plan, form) == promised(case, plan)
 
 
 def test_a_body_that_ends_with_an_addition_adds_nothing_up() -> None:

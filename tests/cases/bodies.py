@@ -115,7 +115,6 @@ def largest_with_place(x: jax.Array) -> tuple[Any, ...]:
     return tuple(lax.reduce((x, places), (jnp.float32(-jnp.inf), jnp.int32(2**30)), join, (1,)))
 
 
-GATHERS = "a variadic reduction along a split dimension is gathered, and an all-reduce is promised"
 BODIES: dict[str, Situation] = {
     **{f"{name} reads a constant from outside": case(reading_outside(*OUTSIDE[name])) for name in OUTSIDE},
     "reduce reads what is computed of constants": case(

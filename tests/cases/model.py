@@ -51,7 +51,3 @@ class Situation:
 
 def case(program: Callable[..., Any] | str, *arguments: Any, **more: Any) -> Situation:
     return Situation(program, arguments, **more)
-
-
-def every_form(reason: str) -> dict[str, str]:
-    return dict.fromkeys(("stablehlo", "hlo"), reason)
