@@ -141,8 +141,8 @@ def _value(outcome: ChildOutcome, log: str, limits: Limits = UNLIMITED) -> Any:
 
 def abort_reason(log: str) -> str:
     """The reason in a dead child's stderr, such as the message of a failed assertion; empty if it says none."""
-    said = _ABORT_REASON.search(log)
-    return next(text for text in said.groups() if text is not None).strip().rstrip(".") if said else ""
+    match = _ABORT_REASON.search(log)
+    return next(text for text in match.groups() if text is not None).strip().rstrip(".") if match else ""
 
 
 def scratch() -> IO[bytes]:
@@ -247,9 +247,9 @@ def _limit(limits: Limits) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (_least(wanted, hard), hard))
     if limits.memory is not None and sys.platform.startswith("linux"):
         status = Path("/proc/self/status").read_text()
-        held = int(next(line for line in status.splitlines() if line.startswith("VmData:")).split()[1]) * 1024
+        allocated = int(next(line for line in status.splitlines() if line.startswith("VmData:")).split()[1]) * 1024
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (_least(held + limits.memory, hard), hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (_least(allocated + limits.memory, hard), hard))
 
 
 def _least(wanted: int, hard: int) -> int:

@@ -136,15 +136,15 @@ def typed(kind: Any, facts: Any, document: str, name: str = "") -> Any:
     if NoneType in inside:
         return None if facts is None else typed(inside[0], facts, document, name)
     if is_dataclass(kind) and isinstance(facts, dict):
-        hints, given = get_type_hints(kind), dict[str, Any]()
+        hints, values = get_type_hints(kind), dict[str, Any]()
         for field in fields(kind):
             path = f"{name}.{field.name}".removeprefix(".")
             if field.init and field.name in facts:
-                given[field.name] = typed(hints[field.name], facts[field.name], document, path)
+                values[field.name] = typed(hints[field.name], facts[field.name], document, path)
             elif field.init and field.default is MISSING and field.default_factory is MISSING:
                 raise ValueError(f"{document} has no {path}")
         make: Callable[..., Any] = kind  # type: ignore[assignment]
-        return make(**given)
+        return make(**values)
     if origin in (list, tuple) and isinstance(facts, list):
         return origin(typed(inside[0], entry, document, name) for entry in facts)
     if origin is dict and isinstance(facts, dict):

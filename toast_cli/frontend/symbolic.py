@@ -59,10 +59,10 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def no_symbols(given: str, where: str) -> InputError:
+def no_symbols(stated: str, where: str) -> InputError:
     """The error for sizes of a program that has no symbolic dimensions."""
     hint = f"leave {DIM_OPTION} out, or save jax.export.export(…)(…).serialize() of symbolic shapes"
-    return InputError(f"the program has no symbolic dimensions for {given}", where=where, hint=hint)
+    return InputError(f"the program has no symbolic dimensions for {stated}", where=where, hint=hint)
 
 
 def symbols_of(data: bytes, module: Any) -> Symbols:
@@ -116,9 +116,9 @@ def with_sizes(data: bytes, module: Any, sizes: Mapping[str, int], where: str) -
     file, and sizes with which shapes do not fit together.
     """
     symbols = symbols_of(data, module)
-    given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    stated = ", ".join(f"{name}={size}" for name, size in sizes.items())
     if not symbols:
-        raise no_symbols(given, where)
+        raise no_symbols(stated, where)
     for name in sizes:
         if name not in symbols:
             what = f'the program has no symbolic dimension "{name}"'
@@ -134,11 +134,11 @@ def with_sizes(data: bytes, module: Any, sizes: Mapping[str, int], where: str) -
     except (ir.MLIRError, RuntimeError, ValueError) as error:
         broken = list(dict.fromkeys(_BROKEN.findall(str(error))))
         if broken:
-            what = f"{given} breaks constraints that the file states: {'; '.join(broken)}"
+            what = f"{stated} breaks constraints that the file states: {'; '.join(broken)}"
             raise InputError(what, where=where, hint=f"choose other sizes with {DIM_OPTION}") from None
         reason = str(error) if isinstance(error, ValueError) else first_error(error)[1].rpartition("UNKNOWN: ")[2]
         hint = "are they sizes for which the function can be lowered, and small enough?"
-        raise InputError(f"with {given}, shapes do not fit together: {reason}", where=where, hint=hint) from None
+        raise InputError(f"with {stated}, shapes do not fit together: {reason}", where=where, hint=hint) from None
     static = parse_module(module.context, refined)
     with static.context, ir.Location.unknown():
         _fold_sizes(static)

@@ -106,11 +106,11 @@ def flatten_body(function: Any) -> None:
         else:
             outcome = rebuilt(operation, operands)
         for result in operation.results:
-            mine = [outcome.pop(0) for _ in leaf_types(result.type)]
+            leaf_values = [outcome.pop(0) for _ in leaf_types(result.type)]
             if is_tuple(result.type):
-                arrays[result] = mine
+                arrays[result] = leaf_values
             else:
-                result.replace_all_uses_with(mine[0])
+                result.replace_all_uses_with(leaf_values[0])
         dead.append(operation)
     for operation in reversed(dead):
         operation.erase()

@@ -187,9 +187,8 @@ def crossed_axes(groups: Iterable[tuple[int, ...]], sizes: tuple[int, ...]) -> t
     crossed: set[int] = set()
     for group in groups:
         for other in group[1:]:
-            place = np.unravel_index(group[0], sizes)
-            there = np.unravel_index(other, sizes)
-            crossed.update(axis for axis in range(len(sizes)) if place[axis] != there[axis])
+            first, second = (np.unravel_index(device, sizes) for device in (group[0], other))
+            crossed.update(axis for axis in range(len(sizes)) if first[axis] != second[axis])
     return tuple(sorted(crossed))
 
 

@@ -136,8 +136,8 @@ def _network(entry: YamlValue, preset: Preset | None, inside: int) -> list[Dimen
     """
     counts = ("hosts", "slices")
     keys = entry.section(*counts, "bandwidth", "per", "latency") if entry.is_mapping else {"hosts": entry}
-    given = [key for key in counts if key in keys]
-    if len(given) != 1:
+    named = [key for key in counts if key in keys]
+    if len(named) != 1:
         raise entry.error("topology.network needs one of hosts and slices", "e.g. hosts: 2")
     wire = _wire(entry, keys, preset.wires["network"] if preset else None)
     sharing = 1
@@ -148,7 +148,7 @@ def _network(entry: YamlValue, preset: Preset | None, inside: int) -> list[Dimen
         sharing = {"device": 1, "chip": on_chip, "host": min(on_host, inside)}[per]
     elif "per" in keys:
         raise keys["per"].error("topology.network.per says whose the bandwidth is", "add bandwidth, e.g. 400Gb/s")
-    size = keys[given[0]].integer()
+    size = keys[named[0]].integer()
     return [Dimension("network", "network", size, wire.bytes_per_second / sharing, wire.latency_seconds)]
 
 

@@ -348,12 +348,12 @@ def _digits(
     for k, (window, shape) in enumerate(zip(windows, shapes, strict=True)):
         if window is None or axis not in window.axes:
             continue
-        mine = [d for d, index in enumerate(window.index) if axis in index.axes]
-        if any(not window.index[d].count or not _is_whole(window, d, shape) for d in mine):
+        dims = [d for d, index in enumerate(window.index) if axis in index.axes]
+        if any(not window.index[d].count or not _is_whole(window, d, shape) for d in dims):
             if used[k]:
                 return []
             continue
-        following += [(k, window.index[d]) for d in mine]
+        following += [(k, window.index[d]) for d in dims]
     bounds = {1, size, read} | {n for _, index in following for n in (index.unit, index.unit * index.count)}
     units = sorted(unit for unit in bounds if unit <= size)
     if any(upper % lower for lower, upper in pairwise(units)):

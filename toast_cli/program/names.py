@@ -94,17 +94,17 @@ def _meaning(special: re.Match[str]) -> str:
 _OPTION = "--names"
 
 
-def with_dimension_names(program: Program, given: tuple[str, ...]) -> Program:
+def with_dimension_names(program: Program, options: tuple[str, ...]) -> Program:
     """The program with these names on its arguments' dimensions; a later one overrides an earlier one.
 
     A pattern matches the arguments that it would match in `--pin`, and all whose path ends in it
     (`params/dense/kernel`). An entry `None`, `?` or nothing leaves a dimension unnamed. Raises `UsageError` for names
     that does not parse or matches nothing.
     """
-    if not given:
+    if not options:
         return program
     arguments = list(program.arguments)
-    for text in given:
+    for text in options:
         pattern, names = parse_names(text)
         labels = [a.label for a in arguments]
         ending = {k for k, label in enumerate(labels) if f"/{slash_path(label)}".endswith(f"/{pattern}")}

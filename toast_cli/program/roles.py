@@ -446,7 +446,7 @@ def _swept(
     weight; the product is an activation, which is data, so that v is a weight, too.
     """
     activation, noise = (1 << len(program.arguments) + k for k in range(2))
-    given = is_weight = _bits(trained)
+    known_weights = is_weight = _bits(trained)
     is_data = _bits(data) | activation
     made_of = [0] * len(program.values)  # [values] bit set of the arguments each depends on, or of the two above
     for n, argument in enumerate(program.arguments):
@@ -463,18 +463,18 @@ def _swept(
             determined |= determined_by[value]
         if op.name in READERS and not (op.name == GATHER and determined_by[op.operands[1]] & sides[0]):
             picked_at_random = op.name == GATHER and sides[1] == noise
-            for mine, other in ((0, 1), (1, 0)) * 2:
-                unknown = sides[mine] & ~(is_weight | is_data | noise)
+            for side, other in ((0, 1), (1, 0)) * 2:
+                unknown = sides[side] & ~(is_weight | is_data | noise)
                 if sides[0] == sides[1]:
                     continue
                 of_weights, of_data = sides[other] & is_weight, sides[other] & is_data
                 only_weights = of_weights and not sides[other] & ~(is_weight | noise)
-                if sides[mine] & is_data:
+                if sides[side] & is_data:
                     continue
-                if picked_at_random or only_weights or (of_weights and not of_data and not sides[mine] & is_weight):
-                    is_single = unknown.bit_count() == 1 or sides[other] & given
+                if picked_at_random or only_weights or (of_weights and not of_data and not sides[side] & is_weight):
+                    is_single = unknown.bit_count() == 1 or sides[other] & known_weights
                     is_data |= unknown if is_single else 0
-                elif of_data or sides[other] == noise or (op.name == GATHER and not given and not sides[other]):
+                elif of_data or sides[other] == noise or (op.name == GATHER and not known_weights and not sides[other]):
                     is_weight |= unknown & ~paired  # a gradient is a product with data, too
             unknowns = [0 if bits & is_data else bits & ~(is_weight | noise) for bits in sides[:2]]
             if sides[0] != sides[1] and all(bits.bit_count() == 1 for bits in unknowns):
