@@ -16,7 +16,15 @@ from programs import PLAIN, Case, arg, case_of, evaluator_of, program_of, round_
 from toast_cli.hardware import find_preset
 from toast_cli.price.buffers import PutTogether
 from toast_cli.price.fusion import materialised
-from toast_cli.price.layouts import Tiling, default_layouts, dims_of_rows, growth, pieces_are_copied, slowdown, tilings
+from toast_cli.price.layouts import (
+    Tiling,
+    default_layouts,
+    dims_of_rows,
+    pieces_are_copied,
+    slowdown,
+    tile_growth,
+    tilings,
+)
 from toast_cli.price.liveness import op_ticks
 from toast_cli.price.profiles import find_profile
 
@@ -39,7 +47,7 @@ GROWTHS: list[tuple[tuple[float, ...], tuple[int, ...], float]] = [
 
 @pytest.mark.parametrize(("shape", "dims", "expected"), GROWTHS)
 def test_growth(shape: tuple[float, ...], dims: tuple[int, ...], expected: float) -> None:
-    assert growth(shape, dims, TILE) == pytest.approx(expected)
+    assert tile_growth(shape, dims, TILE) == pytest.approx(expected)
 
 
 # local shape, bits of an element, time over that in tiles of 8 rows
@@ -98,17 +106,21 @@ def test_a_transposed_cache_is_not_slow_where_a_device_has_all_heads() -> None:
 
 def test_what_is_gathered_keeps_its_tiles() -> None:
     part, whole = (32, 64, 64, 16), (32, 64, 64, 128)
-    assert growth(part, (0, 3), TILE) == growth(whole, (0, 3), TILE, like=part) == 128 / 32  # the batch is in the lanes
-    assert growth(whole, (0, 3), TILE) == growth(whole, (0, 3), TILE, like=(32, 64, 64, 32)) == 1.0  # either way
+    assert (
+        tile_growth(part, (0, 3), TILE) == tile_growth(whole, (0, 3), TILE, like=part) == 128 / 32
+    )  # the batch is in the lanes
+    assert (
+        tile_growth(whole, (0, 3), TILE) == tile_growth(whole, (0, 3), TILE, like=(32, 64, 64, 32)) == 1.0
+    )  # either way
 
 
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=4))
 def test_nothing_shrinks_and_more_choice_wastes_less(shape: list[int]) -> None:
     dims = tuple(range(len(shape)))
-    free = growth(tuple(shape), dims, TILE)
+    free = tile_growth(tuple(shape), dims, TILE)
     assert 1.0 <= free <= 128
     if len(dims) > 2:
-        assert free <= growth(tuple(shape), dims[1:], TILE)
+        assert free <= tile_growth(tuple(shape), dims[1:], TILE)
 
 
 def tiled(run: Any, *shapes: Any) -> dict[tuple[int, ...], list[Tiling]]:
@@ -306,7 +318,9 @@ def test_rows_that_are_scattered_are_in_the_lanes() -> None:
     assert rows(segment_sums, arg(2**15, 16), numbers, numbers) == {
         "stablehlo.gather": ((2**18, 16), (1,)), "stablehlo.multiply": ((2**18, 16), (1,))
     }  # fmt: skip
-    assert growth((2**18, 16), (0, 1), TILE) == 1.0 < growth((2**18, 16), (0, 1), TILE, lanes=(1,)) == 128 / 16
+    assert (
+        tile_growth((2**18, 16), (0, 1), TILE) == 1.0 < tile_growth((2**18, 16), (0, 1), TILE, lanes=(1,)) == 128 / 16
+    )
 
 
 def test_rows_that_are_multiplied_by_a_vector_stay_in_the_lanes() -> None:
@@ -325,7 +339,7 @@ def test_rows_of_several_dimensions_are_innermost_where_they_are_scattered() -> 
     """E edges of 8 heads of 4 features: 8 in the lanes, 16 times the elements (libtpu 0.0.42.1)."""
     numbers = arg(2**18, dtype=jnp.int32)
     assert rows(segment_sums, arg(2**15, 8, 4), numbers, numbers) == {"stablehlo.multiply": ((2**18, 8, 4), (1, 2))}
-    assert growth((2**18, 8, 4), (1, 2), TILE) == 128 / 8
+    assert tile_growth((2**18, 8, 4), (1, 2), TILE) == 128 / 8
 
 
 def test_what_is_elementwise_of_rows_lies_as_they_do_and_what_products_read_of_them_does_not() -> None:

@@ -26,11 +26,11 @@ from toast_cli.price.layouts import (
     RowCopy,
     Tiling,
     copied_rows,
-    growth,
     growth_in,
     innermost_dims,
     pieces_are_copied,
     slowdown,
+    tile_growth,
     tile_of,
 )
 from toast_cli.price.liveness import relaid_bytes
@@ -42,7 +42,7 @@ from toast_cli.program.values import Region, all_readings, readings
 NO_REGION = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class ItemReader:
     """A group of equal reads of an array item.
 
@@ -68,9 +68,6 @@ class ItemReader:
     def whole_if_ahead(self) -> bool | None:
         """`Reading.whole_ahead`, None if the readers are in no such loop."""
         return self.whole_ahead if self.region != self.ahead_region else None
-
-
-_Way = tuple[int, int, int, float, int, float, bool, float]  # the fields of a `ItemReader`
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +132,7 @@ def array_items(problem: Problem, compilation: Compilation) -> tuple[ArrayItem, 
         maker = producer[value]
         if maker < 0:
             continue
-        readers = _ways_of_reading(problem, needs, value, into_carries)
+        readers = _readers_of(problem, needs, value, into_carries)
         key = (
             problem.op_pattern[maker],
             place[value],
@@ -156,29 +153,30 @@ def array_items(problem: Problem, compilation: Compilation) -> tuple[ArrayItem, 
     items: list[ArrayItem] = []
     for key, values in members.items():
         (pattern, k), measures, readers, region = key[:2], key[2:-2], key[-2], key[-1]
-        left = tuple(ItemReader(*r) for r in sorted(readers) if not reads_as_made(problem, pattern, k, r[0], r[1]))
+        left = tuple(r for r in sorted(readers) if not reads_as_made(problem, pattern, k, r.pattern, r.position))
         shared = left and len(readers) > 1  # readers may take different shards
         making = making_whole(program, stored, problem.free, compilation.profile, values[0]) if shared else None
-        sums = FactorKind.REDUCTION in problem.patterns[pattern].form.kinds
+        partial = FactorKind.REDUCTION in problem.patterns[pattern].form.kinds
+        held = stored[values[0]] or values[0] in compilation.row_copies or region != NO_REGION
         at_edges = LOOP_READS in problem.roles and any(reader.whole_if_ahead is False for reader in left)
         item = ArrayItem(
-            pattern, k, *measures, left, at_edges, region, costs=sums, values=tuple(values), making=making,
-            as_made=len(left) < len(readers),
+            pattern, k, *measures, left, at_edges, region, costs=held or partial or bool(left), values=tuple(values),
+            making=making, as_made=len(left) < len(readers),
         )  # fmt: skip
-        costs = item.stored or left or region != NO_REGION or item.row_copies
-        items.append(replace(item, costs=True) if costs else item)
+        items.append(item)
     return tuple(items)
 
 
-def _ways_of_reading(
-    problem: Problem, needs: Narrowing, value: int, but: frozenset[tuple[int, int]] = frozenset()
-) -> frozenset[_Way]:
+def _readers_of(
+    problem: Problem, needs: Narrowing, value: int, but: frozenset[tuple[int, int]]
+) -> frozenset[ItemReader]:
+    """All reads of a value, `but` for some."""
     program = problem.program
     if not program.values[value].shape:  # a scalar has one sharding
         return frozenset()
     # Numbered in the order of first reads, so that arrays with equal reads in different loops share an item.
     regions: dict[Region, int] = {}
-    ways: list[_Way] = []
+    item_readers: list[ItemReader] = []
     uses, reads = program.users[value], all_readings(program)[value]
     if not but.isdisjoint(uses):
         uses = [use for use in uses if use not in but]
@@ -186,8 +184,8 @@ def _ways_of_reading(
     for (op, k), read in zip(uses, reads, strict=True):
         inside, ahead = [regions.setdefault(stop.region, len(regions)) for stop in (read.inside, read.ahead)]
         runs, whole_ahead = (inside, read.inside.runs, ahead, read.ahead.runs), bool(read.whole_ahead)
-        ways.append((problem.op_pattern[op], k, *runs, whole_ahead, needs.of_use(value, op)))
-    return frozenset(ways)
+        item_readers.append(ItemReader(problem.op_pattern[op], k, *runs, whole_ahead, needs.of_use(value, op)))
+    return frozenset(item_readers)
 
 
 def reads_as_made(problem: Problem, maker: int, result: int, reader: int, position: int) -> bool:
@@ -235,7 +233,7 @@ class Layouts:
         shape, dims = self._local_shape(item.shape, sharding), item.tiling.dims
         few = copied.images.applies(shape)
         elements = copied.images.kept(shape, dims, self._tile) if few else prod(shape)
-        return elements * (1.0 if few else growth(shape, dims, self._tile)) * copied.bits / 8
+        return elements * (1.0 if few else tile_growth(shape, dims, self._tile)) * copied.bits / 8
 
     def row_copies(self, item: ArrayItem, sharding: Sharding) -> Iterator[tuple[RowCopy, float, float]]:
         """(copy, its bytes on one device, its tiles) of each copy into tiles of rows."""
@@ -287,11 +285,11 @@ class Layouts:
         )
 
     def _local_shape(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
-        return _shape_of_largest(shape, sharding, self._sizes)
+        return largest_shard(shape, sharding, self._sizes)
 
 
 @lru_cache(maxsize=100_000)
-def _shape_of_largest(shape: tuple[int, ...], sharding: Sharding, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def largest_shard(shape: tuple[int, ...], sharding: Sharding, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the largest shard of an array."""
     return tuple([ceil(n / shards((axes,), sizes)) for n, axes in zip(shape, sharding, strict=True)])
 
@@ -311,8 +309,8 @@ class ArrayKernels:
         self._kept_bytes, self._on_chip = kept_bytes(profile), profile.on_chip
         self._attained = profile.attained
         self._elementwise = replace(self._attained, memory=self._attained.elementwise or self._attained.memory)
-        self._layouts, self._turning_cycles = Layouts(problem, profile), profile.turning_cycles
-        self._retiling_cycles = profile.retiling_cycles
+        self._layouts = Layouts(problem, profile)
+        self._turning_cycles, self._retiling_cycles = profile.turning_cycles, profile.retiling_cycles
         self._relaid_bytes = {} if self._tile == UNPADDED else relaid_bytes(problem.program, profile)
 
     def uses(
@@ -362,8 +360,7 @@ class ArrayKernels:
         """
         if len(item.tiling.lanes) != 1 or not copies:
             return
-        (lane,), producer = item.tiling.lanes, self._problem.program.producer
-        makers = tuple([producer[value] for value in item.values])
+        (lane,) = item.tiling.lanes
         for step, before, after, places, ahead in moves_of(source, copies):
             if before[lane] == after[lane]:
                 continue
@@ -374,26 +371,22 @@ class ArrayKernels:
                 moved = received + kept
             else:
                 continue
-            runs = len(makers) * item.runs_of(places, ahead=ahead)
-            seconds = self._seconds(0.0, moved)
-            yield KernelUse(makers, COPY, runs, 0.0, runs * moved, runs * seconds)
+            runs = len(item.values) * item.runs_of(places, ahead=ahead)
+            yield self._moving(item, COPY, runs, moved)
 
     def _into_rows(self, item: ArrayItem, sharding: Sharding) -> Iterator[KernelUse]:
         """The kernels that copy an array into tiles of its rows, see `row_copies`: each tile is transposed."""
-        chip, producer = self._problem.mesh.chip, self._problem.program.producer
-        makers = tuple([producer[value] for value in item.values])
         for copy, size, tiles in self._layouts.row_copies(item, sharding):
-            moved, runs = size + self._layouts.kept(item, sharding), len(makers) * copy.runs
-            turning = tiles * self._turning_cycles / chip.clock_hertz
-            yield KernelUse(makers, COPY, runs, 0.0, runs * moved, runs * max(turning, self._seconds(0.0, moved)))
+            moved, runs = size + self._layouts.kept(item, sharding), len(item.values) * copy.runs
+            turning = tiles * self._turning_cycles / self._problem.mesh.chip.clock_hertz
+            yield self._moving(item, COPY, runs, moved, turning)
 
     def _spread(self, item: ArrayItem, sharding: Sharding) -> Iterator[KernelUse]:
         """The kernels that write what a softmax reads beside its scores, and its reading, see `masked_softmaxes`."""
         moved, program = 2.0 * self._layouts.spread(item, sharding), self._problem.program
         if moved:
-            makers = tuple([program.producer[value] for value in item.values])
-            runs = sum(program.ops[maker].trips for maker in makers)
-            yield KernelUse(makers, BROADCAST_IN_DIM, runs, 0.0, runs * moved, runs * self._seconds(0.0, moved))
+            runs = sum(program.ops[program.producer[value]].trips for value in item.values)
+            yield self._moving(item, BROADCAST_IN_DIM, runs, moved)
 
     def _relaid(self, item: ArrayItem, sharding: Sharding) -> Iterator[KernelUse]:
         """The kernels that copy what a loop carries or stacks around it, and lay out its slices, see `relaid_bytes`.
@@ -405,7 +398,7 @@ class ArrayKernels:
                 copied, turned = (size / shards(sharding, self._sizes) for size in (relaid.copied, relaid.turned))
                 turning = turned / _TILE_BYTES * self._retiling_cycles / chip.clock_hertz
                 copying = turning + 2.0 * copied / chip.memory_bytes_per_second
-                local, bits = _shape_of_largest(item.shape, sharding, self._sizes), 8 * item.bytes // prod(item.shape)
+                local, bits = largest_shard(item.shape, sharding, self._sizes), 8 * item.bytes // prod(item.shape)
                 tiles = {dim - len(local) for dim in innermost_dims(local, self._tile, bits)}
                 slower = slowdown(local, self._tile, bits)
                 # Where slices are laid out anew, the kernels that read and write them do it in the argument's tiles.
@@ -417,9 +410,14 @@ class ArrayKernels:
 
     def _bytes(self, item: ArrayItem, sharding: Sharding, lane: int) -> tuple[float, float]:
         """Bytes of one device's part of the array, and of the same in tiles that have its rows in the lanes."""
-        local = tuple([ceil(n / shards((axes,), self._sizes)) for n, axes in zip(item.shape, sharding, strict=True)])
+        local = largest_shard(item.shape, sharding, self._sizes)
         size = item.written_bytes / shards(sharding, self._sizes)
-        return size, size * growth(local, tuple(range(len(local))), self._tile, lanes=(lane,))
+        return size, size * tile_growth(local, tuple(range(len(local))), self._tile, lanes=(lane,))
+
+    def _moving(self, item: ArrayItem, name: str, runs: float, moved: float, least: float = 0.0) -> KernelUse:
+        """Kernels of that name that read and write `moved` bytes each, in `least` seconds or more."""
+        makers = tuple([self._problem.program.producer[value] for value in item.values])
+        return KernelUse(makers, name, runs, 0.0, runs * moved, runs * max(least, self._seconds(0.0, moved)))
 
     def _seconds(self, flops: float, moved: float) -> float:
         return kernel_seconds(self._problem.mesh.chip, self._elementwise, "", 0.0, flops, moved, 0.0)

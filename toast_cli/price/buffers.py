@@ -123,7 +123,7 @@ class Buffers:
                 if self._pricer.is_cut_late(item, op_sharding):
                     yield UNCUT, self._layouts.kept(item, computed) - self._layouts.kept(item, sharding)
         for copy in copies:
-            size = self._pricer.copied_bytes(item, copy)
+            size = self._pricer.moved_bytes(item, copy.places)
             kind = Ahead(copy.places) if copy.ahead == len(copy.steps) else copy.places
             yield kind, self._layouts.laid_out(item, size, copy.sharding, sharding)
             if self._layouts.is_put_together(item, copy, sharding):

@@ -14,13 +14,7 @@ from typing import NamedTuple
 from toast_cli.hardware.model import Mesh
 from toast_cli.plan.partials import in_one_step
 from toast_cli.plan.problem import Problem
-from toast_cli.plan.sharding import (
-    OpSharding,
-    Sharding,
-    axes_summed_over,
-    in_mesh_order,
-    shards,
-)
+from toast_cli.plan.sharding import OpSharding, Sharding, axes_summed_over, in_mesh_order, shards
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import DTYPE_BITS, Op, Program
 from toast_cli.program.ops import ADD, ARGUMENT, CARRY, CONVERT, RAGGED_DOT, SELECT

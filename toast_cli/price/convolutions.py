@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
-from toast_cli.price.layouts import Dims, growth
+from toast_cli.price.layouts import Dims, tile_growth
 from toast_cli.price.liveness import Interval, Lives
 from toast_cli.price.profile import CompilerProfile, TileShape
 from toast_cli.program.model import DTYPE_BITS, Op, Program, ValueFactors
@@ -245,7 +245,7 @@ class Images:
             given[batch], given[width] = count * shape[batch], shape[width] // count + 1
         else:
             dims = tuple(range(len(shape)))
-        return forms * prod(given) * (growth(tuple(given), dims, tile) if dims else 1.0)
+        return forms * prod(given) * (tile_growth(tuple(given), dims, tile) if dims else 1.0)
 
 
 @dataclass(frozen=True, slots=True)

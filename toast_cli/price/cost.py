@@ -245,7 +245,7 @@ def grid_of(form: Form, flops: float, convolution: bool) -> Grid:
     )  # fmt: skip
 
 
-def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[int, ...]) -> float:
+def product_growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[int, ...]) -> float:
     """Flops done over flops needed; cuts: [factors] shards of each. Limited to the growth at which the vector unit
     would be faster."""
     rows, columns, depth = (local_size(factors, cuts) for factors in (grid.rows, grid.columns, grid.depth))
@@ -257,10 +257,10 @@ def growth(chip: Chip, attained: Attained, dtype: str, grid: Grid, cuts: tuple[i
         factor = groups * padding(chip.matrix_tile, rows, columns * groups, depth * groups)
     else:
         factor = padding(chip.matrix_tile, rows, columns, depth)
-    return bounded(chip, attained, dtype, factor)
+    return bounded_growth(chip, attained, dtype, factor)
 
 
-def bounded(chip: Chip, attained: Attained, dtype: str, factor: float) -> float:
+def bounded_growth(chip: Chip, attained: Attained, dtype: str, factor: float) -> float:
     """`factor`, limited to the growth at which the matrix unit is as slow as the vector unit."""
     limit = matrix_rate(chip, dtype) * attained.matrix / (chip.vector_flops * attained.vector)
     return min(factor, max(1.0, limit))

@@ -65,11 +65,19 @@ class ItemCollectives(NamedTuple):
     uses: tuple[CollectiveUse, ...]
 
 
-# Contribution of one array item: seconds of compute, communication, bytes of arguments, number of its `MemoryShares`,
-# and its kernels.
-ArrayShare = tuple[float, ItemCollectives, float, int, tuple[KernelUse, ...]]
+class ArrayShare(NamedTuple):
+    """Contribution of one array item. seconds: of its kernels. arguments: bytes. memory: number of its
+    `MemoryShares`."""
+
+    seconds: float
+    collectives: ItemCollectives
+    arguments: float
+    memory: int
+    kernels: tuple[KernelUse, ...]
+
+
 NO_COLLECTIVES = ItemCollectives(0.0, 0.0, ())
-NOTHING: ArrayShare = (0.0, NO_COLLECTIVES, 0.0, NO_MEMORY, ())
+NO_SHARE = ArrayShare(0.0, NO_COLLECTIVES, 0.0, NO_MEMORY, ())
 
 
 class ShareMemo:
@@ -83,11 +91,11 @@ class ShareMemo:
         pricer: Pricer,
         work: WorkPricer,
         arrays: ArrayKernels,
-        holdings: Buffers,
+        buffers: Buffers,
         timeline: Timeline,
         asynchronous: Collection[str],
     ) -> None:
-        self._pricer, self._work, self._arrays, self._holdings = pricer, work, arrays, holdings
+        self._pricer, self._work, self._arrays, self._buffers = pricer, work, arrays, buffers
         self._timeline = timeline
         self._asynchronous = asynchronous
         self._of_work: dict[tuple[int, int], tuple[float, ItemCollectives]] = {}
@@ -120,11 +128,11 @@ class ShareMemo:
         held = []
         for item in bucket.arrays:
             share = self._array_share(item, lowered)
-            if share is not NOTHING:
-                compute += share[0]
-                sent.append(share[1])
-                arguments += share[2]
-                held.append(share[3])
+            if share is not NO_SHARE:
+                compute += share.seconds
+                sent.append(share.collectives)
+                arguments += share.arguments
+                held.append(share.memory)
         return Share(
             quanta(compute),
             quanta(sum([s.seconds for s in sent])),
@@ -139,7 +147,7 @@ class ShareMemo:
         sent = [self._work_share(work, lowered[work.pattern])[1] for work in bucket.work]
         sent += [self._sum_collectives(added, lowered) for added in bucket.sums]
         sent += [self._neighbour_collectives(read, lowered) for read in bucket.neighbours]
-        sent += [self._array_share(item, lowered)[1] for item in bucket.arrays]
+        sent += [self._array_share(item, lowered).collectives for item in bucket.arrays]
         return [use for s in sent for use in s.uses]
 
     def kernels(self, bucket: Bucket, lowered: Lowered) -> list[KernelUse]:
@@ -152,7 +160,7 @@ class ShareMemo:
                 self._kernels[key] = tuple(self._work.uses(work, op_sharding))
             uses += self._kernels[key]
         for item in bucket.arrays:
-            uses += self._array_share(item, lowered)[4]
+            uses += self._array_share(item, lowered).kernels
         return uses
 
     def _sent(self, uses: Iterable[CollectiveUse]) -> ItemCollectives:
@@ -228,22 +236,23 @@ class ShareMemo:
         key = self._array_key(item, lowered)
         if key and key not in self._held:
             copies = self._pricer.copies(item, lowered)
-            self._held[key] = tuple(self._holdings.held(item, lowered[item.pattern], copies))
+            self._held[key] = tuple(self._buffers.held(item, lowered[item.pattern], copies))
         return self._held[key] if key else ()
 
     def _array_share(self, item: ArrayItem, lowered: Lowered) -> ArrayShare:
         key = self._array_key(item, lowered)
-        share = self._of_arrays.get(key) if key else NOTHING
+        share = self._of_arrays.get(key) if key else NO_SHARE
         if share is None:
             copies, (sharding, shardings) = self._pricer.copies(item, lowered), self._pricer.lies(item, lowered)
             moving = self._sent(self._pricer.array_collectives(item, sharding, copies)) if copies else NO_COLLECTIVES
-            rest = self._holdings.resting(item) * self._pricer.local(item.bytes, sharding)
+            rest = self._buffers.resting(item) * self._pricer.local(item.bytes, sharding)
             if key not in self._held:
-                self._held[key] = tuple(self._holdings.held(item, lowered[item.pattern], copies))
+                self._held[key] = tuple(self._buffers.held(item, lowered[item.pattern], copies))
             memory = self._memory(item, self._held[key])
             kernels = tuple(self._arrays.uses(item, sharding, shardings, copies))
             making = sum([use.seconds for use in kernels])
-            share = (making, moving, rest, memory, kernels) if copies or rest or memory or making else NOTHING
+            counts = copies or rest or memory or making
+            share = ArrayShare(making, moving, rest, memory, kernels) if counts else NO_SHARE
             self._of_arrays[key] = share
         return share
 
@@ -260,22 +269,50 @@ class ShareMemo:
 
     def _presence_of(self, item: ArrayItem, kind: Kind, size: float) -> Vector:
         """[entries of the timeline] how many of the item's buffers of that kind and size are alive."""
-        key = (item.values[0], kind, size <= self._holdings.on_chip.largest)
+        key = (item.values[0], kind, size <= self._buffers.on_chip.largest)
         presence = self._presence.get(key)
         if presence is None:
-            brief = self._holdings.brief(item, kind, size)
-            presence = self._presence[key] = self._timeline.presence(self._holdings.intervals(item, kind), brief)
+            brief = self._buffers.brief(item, kind, size)
+            presence = self._presence[key] = self._timeline.presence(self._buffers.intervals(item, kind), brief)
         return presence
 
 
-# ---------------------------------------------------------------- kernels, collectives and arrays of a plan
-# Lists what a plan is made of: its kernels and collectives with their seconds, and the arrays alive at each moment.
+# ---------------------------------------------------------------- plans
+
+Rank = tuple[Any, ...]  # smaller is better
+GroupSeconds = Mapping[tuple[int, int], float]  # two groups, in either order -> seconds
+
+MEMO_LIMIT = 400_000  # rows and shares in the memos before they are cleared
+MOST_PLACED = 500  # parts of plans in each bucket's memo of `Placed`, which are large
 
 
-class Listing:
-    """Kernels, collectives and arrays of one problem's plans. Arguments: see `Evaluator`."""
+@dataclass(frozen=True, slots=True)
+class _State:
+    """An evaluated plan. steps: its decisions (see `memo`); rows: [views] row numbers; shares: [buckets]; total: their
+    sum."""
 
-    def __init__(self, problem: Problem, profile: CompilerProfile | None = None, like: Evaluator | None = None) -> None:
+    steps: DecisionNumbers
+    rows: list[int]
+    shares: list[Share]
+    total: Share
+
+
+class Evaluator:
+    """Costs of plans for one problem. `evaluations` counts the calls of `cost`.
+
+    Args:
+        references: plans whose memory peaks decide which moments are evaluated.
+        profile: of the compiler; default: the newest for the mesh's chip.
+        like: of the problem on another mesh (see `on_mesh`), with which it shares what does not depend on the mesh.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        references: Iterable[Plan] = (),
+        profile: CompilerProfile | None = None,
+        like: Evaluator | None = None,
+    ) -> None:
         self.problem = problem
         self.profile = profile or find_profile(problem.mesh.chip)
         self._like = like if like is not None and like.problem.patterns is problem.patterns else None
@@ -283,12 +320,27 @@ class Listing:
         self._growth = temporary_growth(problem.program, self.items.stored, self.profile)
         self._regions = region_prices(problem, self.profile)
         pricer = Pricer(problem, self.items, self._regions)
-        self._holdings = Buffers(problem, self.items, pricer)
-        self.timeline = Timeline(self.items.lives, self._holdings.on_chip.capacity)
+        self._buffers = Buffers(problem, self.items, pricer)
+        self.timeline = Timeline(self.items.lives, self._buffers.on_chip.capacity)
         work, arrays = WorkPricer(problem, self.profile, self._regions), ArrayKernels(problem, self.profile)
-        self._sharing = ShareMemo(pricer, work, arrays, self._holdings, self.timeline, self.profile.asynchronous)
+        self._sharing = ShareMemo(pricer, work, arrays, self._buffers, self.timeline, self.profile.asynchronous)
         self._rows = OpShardingMemo(problem)
         self._buckets = make_buckets(self.items, self._rows)
+        self.evaluations = 0
+        self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets that depend on it
+        for number, bucket in enumerate(self._buckets):
+            for view in bucket.views:
+                self._of_view[view].append(number)
+        self._shares = 0  # memoised, in all buckets
+        # The plan evaluated last and the one it was derived from: the next plans mostly differ little from one of them.
+        self._state: _State | None = None
+        self._before: _State | None = None
+        self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last one requested
+        self._exact_costs: dict[Plan, tuple[Cost, int]] = {}
+        self._quick_costs: dict[Plan, Cost] = {}
+        self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
+
+    # -- kernels, collectives and arrays of a plan ---------------------------------------------------------------
 
     def kernels(self, plan: Plan) -> list[KernelUse]:
         """Work and time of every kernel of `plan`, equal ones merged, the longest first."""
@@ -306,7 +358,7 @@ class Listing:
         """Peak bytes of one device's arrays in host memory."""
         changes: dict[int, float] = defaultdict(float)
         for item, lowered in self._lowered_arrays(plan):
-            size, intervals = self._holdings.on_host(item, lowered[item.pattern])
+            size, intervals = self._buffers.on_host(item, lowered[item.pattern])
             for first, last in intervals:
                 changes[first] += size
                 changes[last + 1] -= size
@@ -326,14 +378,14 @@ class Listing:
         grouped: dict[str, list[Spans]] = defaultdict(list)
         for item, lowered in self._lowered_arrays(plan):
             for kind, size in self._sharing.held(item, lowered):
-                role = self._holdings.role(item, kind)
+                role = self._buffers.role(item, kind)
                 grown = size if role == "argument" else self._growth * size
                 members: dict[str, list[int]] = defaultdict(list)
                 for value in item.values:
                     members[group(value, role)].append(value)
                 for name, values in members.items():
                     members_of = replace(item, values=tuple(values))
-                    grouped[name].append(self._holdings.spans(self.timeline, members_of, kind, grown))
+                    grouped[name].append(self._buffers.spans(self.timeline, members_of, kind, grown))
         return self.timeline.shared({name: spans for name, spans in grouped.items() if any(len(s[0]) for s in spans)})
 
     def alive_at_peak(self, plan: Plan) -> tuple[int, list[Alive]]:
@@ -343,17 +395,17 @@ class Listing:
         arrays: list[tuple[Alive, bool]] = []
         for item, lowered in self._lowered_arrays(plan):
             arrays.extend(self._alive(item, lowered, moment))
-        return moment // 2, sorted(self._holdings.on_chip.left(arrays), key=lambda a: -a.bytes)
+        return moment // 2, sorted(self._buffers.on_chip.left(arrays), key=lambda a: -a.bytes)
 
     def _alive(self, item: ArrayItem, lowered: Lowered, moment: int) -> Iterator[tuple[Alive, bool]]:
         """(array alive at that moment, whether it may be in on-chip memory then)."""
         for kind, size in self._sharing.held(item, lowered):
-            small = size <= self._holdings.on_chip.largest
+            small = size <= self._buffers.on_chip.largest
             for value in item.values:
-                there = [i for i in self._holdings.of_value(item, kind, value) if i[0] <= moment <= i[1]]
+                there = [i for i in self._buffers.of_value(item, kind, value) if i[0] <= moment <= i[1]]
                 if there:
-                    brief = small and all(self._holdings.is_brief(kind, value, i) for i in there)
-                    yield Alive(value, size, self._holdings.role(item, kind)), brief
+                    brief = small and all(self._buffers.is_brief(kind, value, i) for i in there)
+                    yield Alive(value, size, self._buffers.role(item, kind)), brief
 
     def _bucket_collectives(self, bucket: Bucket, rows: RowNumbers) -> list[CollectiveUse]:
         return self._sharing.collectives(bucket, self._lower(bucket, rows))
@@ -364,7 +416,7 @@ class Listing:
         if bucket.held is None or bucket.held[0] != key:
             lowered = self._lower(bucket, rows)
             held = [(item, *buffer) for item in bucket.arrays for buffer in self._sharing.held(item, lowered)]
-            bucket.held = key, [self._holdings.spans(self.timeline, *buffer) for buffer in held]
+            bucket.held = key, [self._buffers.spans(self.timeline, *buffer) for buffer in held]
         return bucket.held[1]
 
     def _lowered_arrays(self, plan: Plan) -> Iterator[tuple[ArrayItem, Lowered]]:
@@ -382,61 +434,6 @@ class Listing:
         steps = self._rows.steps(plan)
         return [self._rows.row(view, steps) for view in self._rows.views]
 
-
-Rank = tuple[Any, ...]  # smaller is better
-GroupSeconds = Mapping[tuple[int, int], float]  # two groups, in either order -> seconds
-
-MEMO_LIMIT = 400_000  # rows and shares in the memos before they are cleared
-MOST_PLACED = 500  # parts of plans in each bucket's memo of `Placed`, which are large
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """An evaluated plan. steps: its decisions (see `memo`); rows: [views] row numbers; shares: [buckets];
-    the others: sums over the shares."""
-
-    steps: DecisionNumbers
-    rows: list[int]
-    shares: list[Share]
-    compute: int
-    communication: int
-    overlapping: int
-    transfers: int
-    arguments: int
-    alive: Vector  # [moments]
-
-
-class Evaluator(Listing):
-    """Costs of plans for one problem. `evaluations` counts the calls of `cost`.
-
-    Args:
-        references: plans whose memory peaks decide which moments are evaluated.
-        profile: of the compiler; default: the newest for the mesh's chip.
-        like: of the problem on another mesh (see `on_mesh`), with which it shares what does not depend on the mesh.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        references: Iterable[Plan] = (),
-        profile: CompilerProfile | None = None,
-        like: Evaluator | None = None,
-    ) -> None:
-        super().__init__(problem, profile, like)
-        self.evaluations = 0
-        self._of_view: dict[int, list[int]] = defaultdict(list)  # view -> buckets that depend on it
-        for number, bucket in enumerate(self._buckets):
-            for view in bucket.views:
-                self._of_view[view].append(number)
-        self._shares = 0  # memoised, in all buckets
-        # The plan evaluated last and the one it was derived from: the next plans mostly differ little from one of them.
-        self._state: _State | None = None
-        self._before: _State | None = None
-        self._lowered: tuple[Plan, PartitionedProgram] | None = None  # the last one requested
-        self._exact_costs: dict[Plan, tuple[Cost, int]] = {}
-        self._quick_costs: dict[Plan, Cost] = {}
-        self.timeline.select([self.memory_profile(plan) for plan in ((), *references)])
-
     def lowered(self, plan: Plan) -> PartitionedProgram:
         """`plan` lowered to every op, value and use. Memoises the last plan, which a report and a file both ask for."""
         if self._lowered is None or self._lowered[0] != plan:
@@ -452,12 +449,13 @@ class Evaluator(Listing):
         """
         self.evaluations += 1
         state = self._evaluate(plan)
-        arguments = float(state.arguments)
-        peak = self._grown(float(state.alive.max(initial=0.0)), arguments)
-        compute = state.compute * QUANTUM
-        communication, transfers = state.communication * QUANTUM, state.transfers * QUANTUM
+        total, arguments = state.total, float(state.total.arguments)
+        peak = self._grown(float(total.alive.max(initial=0.0)), arguments)
+        compute, communication, transfers = (
+            amount * QUANTUM for amount in (total.compute, total.communication, total.transfers)
+        )
         cost = Cost(compute, communication, peak, arguments, self._axis_seconds(state.rows), transfers)
-        overlapping = state.overlapping * QUANTUM
+        overlapping = total.overlapping * QUANTUM
         if overlapping <= NEGLIGIBLE * cost.most_seconds or cost.most_seconds - overlapping >= below:
             return cost
         return replace(cost, exposed_seconds=self._added(self._placed(state.rows), communication))
@@ -506,7 +504,7 @@ class Evaluator(Listing):
 
     def exposed_beside(self, plan: Plan, uses: Sequence[CollectiveUse]) -> float:
         """Seconds that other collectives add beside the kernels of `plan`, as the compiler overlaps them."""
-        placed = self._windows.placed(self.kernels(plan), uses, self.profile.asynchronous)
+        placed = self._windows.placed(self.kernels(plan), uses)
         return self._added([placed], sum(use.seconds for use in uses))
 
     def _added(self, placed: Sequence[Placed], communication: float, *, every: bool = False) -> float:
@@ -560,27 +558,25 @@ class Evaluator(Listing):
 
     def _evaluate_whole(self, steps: DecisionNumbers) -> _State:
         rows = [self._rows.row(view, steps) for view in self._rows.views]
-        shares = [self._share(bucket, rows) for bucket in self._buckets]
-        alive = self.timeline.start()
-        for share in shares:
-            alive += share.alive
-        return _State(
-            steps, rows, shares, sum(s.compute for s in shares), sum(s.communication for s in shares),
-            sum(s.overlapping for s in shares), sum(s.transfers for s in shares), sum(s.arguments for s in shares),
-            alive,
-        )  # fmt: skip
+        nothing = Share(0, 0, 0, 0, 0, self.timeline.nothing())
+        empty = _State((), rows, [nothing] * len(self._buckets), replace(nothing, alive=self.timeline.start()))
+        return self._with_shares(empty, steps, rows, range(len(self._buckets)))
 
     def _evaluate_change(self, state: _State, touches: set[int], steps: DecisionNumbers) -> _State:
         """The state after a change: looks up only the views that the changed decisions touch, and their buckets."""
-        rows, views, buckets = state.rows.copy(), self._rows.views, set()
+        rows, views, buckets = state.rows.copy(), self._rows.views, set[int]()
         for number in {view for what in touches for view in self._rows.of_touch[what]}:
             row = self._rows.row(views[number], steps)
             if row != rows[number]:
                 rows[number] = row
                 buckets.update(self._of_view[number])
-        compute, communication, overlapping = state.compute, state.communication, state.overlapping
-        transfers, arguments = state.transfers, state.arguments
-        alive, shares = state.alive.copy(), state.shares.copy()
+        return self._with_shares(state, steps, rows, buckets)
+
+    def _with_shares(self, state: _State, steps: DecisionNumbers, rows: list[int], buckets: Iterable[int]) -> _State:
+        """The state of a plan with these rows, from one that differs from it only in these buckets."""
+        total, shares = state.total, state.shares.copy()
+        compute, communication, overlapping = total.compute, total.communication, total.overlapping
+        transfers, arguments, alive = total.transfers, total.arguments, total.alive.copy()
         for number in buckets:
             share, before = self._share(self._buckets[number], rows), shares[number]
             compute += share.compute - before.compute
@@ -592,7 +588,7 @@ class Evaluator(Listing):
                 alive += share.alive
                 alive -= before.alive
             shares[number] = share
-        return _State(steps, rows, shares, compute, communication, overlapping, transfers, arguments, alive)
+        return _State(steps, rows, shares, Share(compute, communication, overlapping, transfers, arguments, alive))
 
     def _forget(self) -> None:
         """Clears everything that depends on the selected moments, and all shares."""
@@ -610,7 +606,7 @@ class Evaluator(Listing):
     def _windows(self) -> Windows:
         if self._like is not None:
             return self._like._windows
-        return Windows(self.problem, self.items.lives, most_moments(self._regions), self.profile.passes)
+        return Windows(self.problem, self.items.compilation, most_moments(self._regions))
 
     # -- buckets -------------------------------------------------------------------------------------------------
 
@@ -649,7 +645,7 @@ class Evaluator(Listing):
                 lowered = self._lower(bucket, rows)
                 kernels, uses = self._sharing.kernels(bucket, lowered), self._sharing.collectives(bucket, lowered)
                 inside = regions_of(bucket, lowered, self._regions)
-                placed = self._windows.placed(kernels, uses, self.profile.asynchronous, inside)
+                placed = self._windows.placed(kernels, uses, inside)
                 bucket.placed[key] = placed
             parts.append(placed)
         return parts

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from toast_cli.price.arrays import NO_REGION, ArrayItem, array_items
 from toast_cli.price.compilation import Compilation, compile_program
 from toast_cli.price.compiled_collectives import Narrowing, combined_shares, reductions_each
 from toast_cli.price.convolutions import packs_result
-from toast_cli.price.cost import Attained
 from toast_cli.price.kernel import Kernel, KernelSide, Rows, arithmetic
 from toast_cli.price.liveness import Lives
 from toast_cli.price.profile import CompilerProfile
@@ -200,45 +199,28 @@ def _work(
     """The part of a work item that follows from the op's kernel: flops, sides, kernels, unfinished."""
     if kernel is None:
         return 0.0, (NOTHING,) * len(op.operands), (NOTHING,) * len(op.results), 0, 0.0
-    streams = op.kind.matrix_unit  # operands of a contraction go to the matrix unit, not through the vector unit
-    attained = profile.attained
-    operands = tuple(
-        WorkSide(
-            float(s.bytes),
-            0.0 if streams else s.largest * attained.pass_bytes,
-            s.flops,
-            float(s.passing),
-            s.staying,
-            s.beside,
-            float(s.widest),
-            float(s.fetched),
-            rows=_parts_of_rows(s, problem.program.values[value].shape),
-        )
-        for s, value in zip(kernel.operands, op.operands, strict=True)
-    )
-    packs = packs_result(op, profile)
-    results = tuple(
-        WorkSide(
-            float(s.read),
-            _write_bytes(attained, s),
-            s.flops,
-            float(s.passing),
-            s.staying,
-            s.beside,
-            float(s.widest),
-            float(s.fetched),
-            profile.packed_part * _write_bytes(attained, s) if packs and _is_narrow(s) else 0.0,
-            _parts_of_rows(s, problem.program.values[value].shape),
-        )
-        for s, value in zip(kernel.results, op.results, strict=True)
-    )
-    return (
-        arithmetic(problem.program, op, profile),
-        operands,
-        results,
-        0 if kernel.rides else 1,
-        float(kernel.unfinished),
-    )
+    values, attained = problem.program.values, profile.attained
+    # Operands of a contraction go to the matrix unit, not through the vector unit.
+    pass_bytes = 0.0 if op.kind.matrix_unit else attained.pass_bytes
+    operands = [
+        _work_side(side, values[v].shape, side.bytes, side.largest * pass_bytes)
+        for side, v in zip(kernel.operands, op.operands, strict=True)
+    ]
+    packs, results = packs_result(op, profile), []
+    for side, v in zip(kernel.results, op.results, strict=True):
+        narrow = side.bytes < 4 * side.elements
+        written = side.bytes * (attained.narrow_write if narrow else 1.0)
+        packed = profile.packed_part * written if packs and narrow else 0.0
+        results.append(_work_side(side, values[v].shape, side.read, written, packed))
+    flops, kernels = arithmetic(problem.program, op, profile), 0 if kernel.rides else 1
+    return flops, tuple(operands), tuple(results), kernels, float(kernel.unfinished)
+
+
+def _work_side(side: KernelSide, shape: tuple[int, ...], read: int, through: float, packed: float = 0.0) -> WorkSide:
+    return WorkSide(
+        float(read), through, side.flops, float(side.passing), side.staying, side.beside, float(side.widest),
+        float(side.fetched), packed, _parts_of_rows(side, shape),
+    )  # fmt: skip
 
 
 def _parts_of_rows(side: KernelSide, shape: tuple[int, ...]) -> tuple[tuple[Rows, float], ...]:
@@ -250,14 +232,6 @@ def _parts_of_rows(side: KernelSide, shape: tuple[int, ...]) -> tuple[tuple[Rows
         for array, size in side.rows.items()
         if size and (array[0] == shape or sorted(array[0]) != sorted(shape))
     )
-
-
-def _write_bytes(attained: Attained, side: KernelSide) -> float:
-    return side.bytes * (attained.narrow_write if _is_narrow(side) else 1.0)
-
-
-def _is_narrow(side: KernelSide) -> bool:
-    return side.bytes < 4 * side.elements
 
 
 # ---------------------------------------------------------------- sums
@@ -321,7 +295,7 @@ class SumItem:
     into: the loop-carried sum it is added to, and its number there. each: all-reduces in one run, see
     `reductions_each`. share: in the collectives that they become part of, see `combined_shares`, on average.
     runs: of all of them together in one run of the program. ops, end: the terms of one of them, and the value at its
-    end. decisive: patterns other than readers that determine its reductions; for sums of loops all of `patterns`."""
+    end."""
 
     terms: tuple[Term, ...]
     steps: Steps
@@ -335,7 +309,6 @@ class SumItem:
     runs: float
     ops: tuple[int, ...]
     end: int
-    decisive: tuple[int, ...]
 
     @cached_property
     def patterns(self) -> frozenset[int]:
@@ -358,21 +331,14 @@ class SumItem:
         return bool(self.within or self.into)
 
     @cached_property
+    def decisive(self) -> tuple[int, ...]:
+        """Patterns other than readers that determine its reductions; for sums of loops all of `patterns`."""
+        return tuple(sorted(self.patterns)) if self.of_loops else tuple(dict.fromkeys(step.op for step in self.steps))
+
+    @cached_property
     def term(self) -> tuple[int, ...]:
         """[steps] index in `terms` of the term that a step adds."""
         return tuple(accumulate((step.does == "term" for step in self.steps[:-1]), initial=0))
-
-
-_Alike = tuple[
-    tuple[Term, ...],
-    Steps,
-    tuple[tuple[int, int], ...],
-    float,
-    bool,
-    tuple[Carried, ...],
-    tuple[Carried, int] | None,
-    float,
-]
 
 
 def sum_items(
@@ -380,15 +346,19 @@ def sum_items(
 ) -> tuple[SumItem, ...]:
     """The program's sums; late: [values]. shares: [ops] see `combined_shares`."""
     program, pattern = problem.program, problem.op_pattern
-    runs: dict[_Alike, float] = defaultdict(float)
-    combined: dict[_Alike, float] = defaultdict(float)
-    example: dict[_Alike, tuple[tuple[int, ...], int]] = {}
+    runs: dict[tuple[Any, ...], float] = defaultdict(float)
+    combined: dict[tuple[Any, ...], float] = defaultdict(float)
+    example: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {}
     loops = _Loops(problem)
     for summed in problem.sums:
         numbers = summed.terms
         first = numbers[0]
         steps, within = loops.seen(summed)
-        terms = tuple([_term(problem, number, step.op) for number, step in zip(numbers, _terms(steps), strict=True)])
+        ops, patterns = [program.ops[n] for n in numbers], [step.op for step in steps if step.does == "term"]
+        terms = tuple(
+            Term(number, program.values[op.results[0]].bytes, in_steps(op))
+            for op, number in zip(ops, patterns, strict=True)
+        )
         read = tuple(sorted({(pattern[op], k) for op, k in readers(program, summed.end)}))
         result = program.ops[first].results[0]
         each = reductions_each(program, summed.end, profile) if loop_at(program, first, 0) >= 0 else 1.0
@@ -397,15 +367,8 @@ def sum_items(
         runs[key] += trips
         combined[key] += trips * shares[max(numbers)]
         example.setdefault(key, (numbers, summed.end))
-    items = (
-        SumItem(*key, combined[key] / count if count else 1.0, count, *example[key], _decisive(key[1]))
-        for key, count in runs.items()
-    )
-    return tuple(replace(item, decisive=tuple(sorted(item.patterns))) if item.of_loops else item for item in items)
-
-
-def _decisive(steps: Steps) -> tuple[int, ...]:
-    return tuple(dict.fromkeys([step.op for step in steps]))
+    rows = ((key, combined[key] / count if count else 1.0, count, *example[key]) for key, count in runs.items())
+    return tuple(SumItem(*key, *rest) for key, *rest in rows)
 
 
 class _Loops:
@@ -451,10 +414,6 @@ class _Loops:
         return Carried(self._pattern[accumulation.carry], path, first, sums)
 
 
-def _terms(steps: Steps) -> list[SumStep]:
-    return [step for step in steps if step.does == "term"]
-
-
 def reduced(item: SumItem, lowered: Mapping[int, OpSharding]) -> Iterator[Reduced]:
     """The reductions of a sum."""
     op_sharding_of = op_sharding_finder(item.within, lowered)
@@ -484,11 +443,6 @@ class Reduced:
     cut: Cuts
     op_sharding: OpSharding
     apart: bool = False
-
-
-def _term(problem: Problem, number: int, step: int) -> Term:
-    op = problem.program.ops[number]
-    return Term(step, problem.program.values[op.results[0]].bytes, in_steps(op))
 
 
 # ---------------------------------------------------------------- halo exchanges

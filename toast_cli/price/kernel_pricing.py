@@ -10,18 +10,17 @@ from typing import Protocol
 from toast_cli.hardware import matrix_rate
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import FactorAxes, OpSharding, Sharding, shards
-from toast_cli.price import layouts
 from toast_cli.price.convolutions import ConvolvedImage, PixelProducts, convolved_images, is_reversed, pixel_products
 from toast_cli.price.cost import (
     STREAMED_ROWS,
     CollectiveUse,
     Grid,
     KernelUse,
-    bounded,
+    bounded_growth,
     grid_of,
-    growth,
     kernel_seconds,
     local_size,
+    product_growth,
 )
 from toast_cli.price.gpu_libraries import (
     RESULT_TILE,
@@ -32,8 +31,7 @@ from toast_cli.price.gpu_libraries import (
 )
 from toast_cli.price.items import WorkItem
 from toast_cli.price.kernel import Rows, elements_walked
-from toast_cli.price.layouts import growth as tiled_growth
-from toast_cli.price.layouts import growth_in, tile_of
+from toast_cli.price.layouts import growth_in, slowdown, tile_growth, tile_of
 from toast_cli.price.on_chip import has_small_windows, kept_bytes
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.price.timeline import InRegion
@@ -182,12 +180,12 @@ class WorkPricer:
         pixels = self._pixel_products(work)
         if pixels:
             image, kernel = (self._pieces(sharding) for sharding in op_sharding.operands)
-            return bounded(chip, attained, work.dtype, pixels.growth(image, kernel))
+            return bounded_growth(chip, attained, work.dtype, pixels.growth(image, kernel))
         program = self._problem.program
         part = f32_part(program, program.ops[work.op]) if work.kind.convolution and self._libraries else 0.0
         if part:
             return matrix_rate(chip, work.dtype) * attained.matrix / (chip.vector_flops * part)
-        factor = growth(chip, attained, work.dtype, self._grid(work), cuts)
+        factor = product_growth(chip, attained, work.dtype, self._grid(work), cuts)
         if work.kind.convolution and self._libraries:
             op = self._problem.program.ops[work.op]
             factor *= gradient_slowdown(op, DTYPE_BITS.get(work.dtype, 32))
@@ -278,7 +276,7 @@ class WorkPricer:
             return 0.0
         local = self._local(program.values[op.operands[1]].shape, op_sharding.operands[1])
         over = {w.kernel_dim for w in op.windows}
-        wasted = tiled_growth(local, tuple(d for d in range(len(local)) if d not in over), tile_of(self._profile))
+        wasted = tile_growth(local, tuple(d for d in range(len(local)) if d not in over), tile_of(self._profile))
         return prod(local) * wasted * self._profile.product_bits / 8 * (1 + self._attained.narrow_write)
 
     def _local(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
@@ -368,7 +366,7 @@ class WorkPricer:
                 if tiling.default_bits:
                     bits = tiling.default_bits
                     if elementwise:
-                        factor += part * (layouts.slowdown(self._local(shape, sharding), tile, bits) - 1.0)
+                        factor += part * (slowdown(self._local(shape, sharding), tile, bits) - 1.0)
                     continue
                 here = growth_in(self._local(shape, sharding), tiling, tile)
                 factor += part * (here / growth_in(shape, tiling, tile) - 1.0)

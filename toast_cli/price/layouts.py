@@ -16,17 +16,7 @@ from types import MappingProxyType
 
 from toast_cli.price.profile import CompilerProfile, TileShape
 from toast_cli.program.model import DTYPE_BITS, Op, Program
-from toast_cli.program.ops import (
-    ARGUMENT,
-    CARRY,
-    CONCATENATE,
-    CONVOLUTION,
-    GATHER,
-    REDUCE,
-    RESHAPE,
-    SCATTER,
-    TRANSPOSE,
-)
+from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, CONVOLUTION, GATHER, REDUCE, RESHAPE, SCATTER, TRANSPOSE
 
 UNPADDED = (1, 1)
 Dims = tuple[int, ...]
@@ -65,15 +55,15 @@ def paddings(program: Program, tiled: list[Tiling], tile: TileShape) -> list[flo
 
 
 def growth_in(shape: Dims, tiling: Tiling, tile: TileShape, like: Dims | None = None) -> float:
-    """`growth` of a local shape in these tiles."""
-    wasted = growth(shape, tiling.dims, tile, like=like, lanes=tiling.lanes)
+    """`tile_growth` of a local shape in these tiles."""
+    wasted = tile_growth(shape, tiling.dims, tile, like=like, lanes=tiling.lanes)
     if tiling.unless_narrow and are_narrow(wasted, tiling.dims):
-        return growth(shape, tuple(range(len(shape))), tile, like=like)
+        return tile_growth(shape, tuple(range(len(shape))), tile, like=like)
     return wasted
 
 
 @lru_cache(maxsize=100_000)
-def growth(
+def tile_growth(
     shape: tuple[float, ...],
     dims: Dims,
     tile: TileShape,
@@ -156,29 +146,26 @@ def tilings(
     for op in reversed(program.ops):
         if _follows(op):
             _carry_over(program, op, allowed, forward=False)
-    tiled, ops, producer, returned = [], program.ops, program.producer, {r.value for r in program.results}
+    tiled, returned = [], {result.value for result in program.results}
+    same: dict[Tiling, Tiling] = {}  # few tilings are distinct
     for number, value in enumerate(program.values):
-        if ops[producer[number]].name == ARGUMENT:
-            tiled.append(Tiling(allowed[number] or (), copies=True))
-            continue
-        if number in rows:
+        every, dims, reshape = tuple(range(len(value.shape))), allowed[number], reshaped[number]
+        if program.ops[program.producer[number]].name == ARGUMENT:
+            tiling = Tiling(dims or (), copies=True)
+        elif number in rows:
             along = rows[number]
-            tiled.append(Tiling(tuple(range(len(value.shape))), lanes=along) if len(along) == 1 else Tiling(along))
-            continue
-        if number in gathered:
-            tiled.append(Tiling(gathered[number], unless_narrow=True))
-            continue
-        dims, reshape = allowed[number], reshaped[number]
-        if dims is None and reshape and number not in returned:
+            tiling = Tiling(every, lanes=along) if len(along) == 1 else Tiling(along)
+        elif number in gathered:
+            tiling = Tiling(gathered[number], unless_narrow=True)
+        elif dims is None and reshape and number not in returned:
             source = reshape.operands[0]
             shape = program.values[source].shape
-            tiled.append(
-                Tiling((), growth(shape, allowed[source] or tuple(range(len(shape))), tile, _split(reshape, tile[1])))
-            )
+            source_dims = allowed[source] or tuple(range(len(shape)))
+            tiling = Tiling((), tile_growth(shape, source_dims, tile, _split(reshape, tile[1])))
         else:
-            tiled.append(Tiling(tuple(range(len(value.shape))) if dims is None else dims))
-    same: dict[Tiling, Tiling] = {}  # few tilings are distinct
-    return [same.setdefault(tiling, tiling) for tiling in tiled]
+            tiling = Tiling(every if dims is None else dims)
+        tiled.append(same.setdefault(tiling, tiling))
+    return tiled
 
 
 def _split(reshape: Op, lanes: int) -> Dims:
@@ -370,11 +357,11 @@ def are_narrow(wasted: float, rows: Dims) -> bool:
 
 def copied_rows(shape: Dims, copy: RowCopy, tile: TileShape, bits: int) -> tuple[float, float]:
     """(elements over those of a local shape, tiles) of a copy of rows; (0, 0) if there is none."""
-    wasted, lanes = growth(shape, copy.rows, tile), innermost_dims(shape, tile, bits)[0]
+    wasted, lanes = tile_growth(shape, copy.rows, tile), innermost_dims(shape, tile, bits)[0]
     if not copy.runs or (wasted == 1.0 if copy.gathered else lanes in copy.rows):
         return 0.0, 0.0
     if not copy.updated and are_narrow(wasted, copy.rows):
-        wasted = growth(shape, tuple(range(len(shape))), tile, lanes=copy.merged) if copy.merged else 0.0
+        wasted = tile_growth(shape, tuple(range(len(shape))), tile, lanes=copy.merged) if copy.merged else 0.0
     height = _rows(shape[copy.rows[0]], tile[0]) if copy.updated else tile[0]
     return wasted, wasted * prod(shape) / min(height, tile[0]) / tile[1]
 

@@ -20,7 +20,7 @@ from toast_cli.plan.sharding import FactorAxes, OpPattern, Sharding, shards
 from toast_cli.price.arrays import ArrayKernels
 from toast_cli.price.buffers import Buffers
 from toast_cli.price.collectives import collective_seconds
-from toast_cli.price.cost import BY_HAND, INSIDE, CollectiveUse, KernelUse
+from toast_cli.price.cost import BY_HAND, INSIDE, CollectiveUse
 from toast_cli.price.items import Items, make_items
 from toast_cli.price.kernel_pricing import RegionPrice, RegionPrices, WorkPricer, most_moments
 from toast_cli.price.memo import Bucket
@@ -51,16 +51,6 @@ def region_prices(problem: Problem, profile: CompilerProfile) -> RegionPrices:
                 regions[key] = _Region(op.region, pattern, problem.mesh, profile)
             prices[number] = _RegionAtOp(regions[key], number, (*op.results, *op.operands, -1)[0])
     return prices
-
-
-def kernels_of(
-    items: Items | Bucket, lowered: Lowered, pricer: Pricer, work: WorkPricer, arrays: ArrayKernels
-) -> Iterator[KernelUse]:
-    """All kernels of some items."""
-    for item in items.work:
-        yield from work.uses(item, lowered[item.pattern])
-    for array in items.arrays:
-        yield from arrays.uses(array, *pricer.lies(array, lowered), pricer.copies(array, lowered))
 
 
 def regions_of(items: Items | Bucket, lowered: Lowered, prices: RegionPrices) -> list[tuple[int, InRegion]]:
@@ -104,10 +94,9 @@ class _Region:
         self._within = region_prices(replace(self._problem, mesh=mesh), profile)
         self._items = make_items(self._problem, profile)
         self._pricer = Pricer(self._problem, self._items, self._within)
-        self._kernels = WorkPricer(self._problem, profile, self._within)
-        self._asynchronous = profile.asynchronous
+        self._work = WorkPricer(self._problem, profile, self._within)
         self._in_blocks = "ragged-blocks" in profile.passes
-        self.windows = Windows(self._problem, self._items.lives, most_moments(self._within), profile.passes)
+        self.windows = Windows(self._problem, self._items.compilation, most_moments(self._within))
         self._arrays = ArrayKernels(self._problem, profile)
         self._groups = _groups(self._problem, pattern)
         self._known: dict[Plan, RegionPrice] = {}
@@ -135,7 +124,9 @@ class _Region:
         problem, items, pricer = self._problem, self._items, self._pricer
         lowered = {pattern: problem.op_sharding(pattern, plan) for pattern in range(len(problem.patterns))}
         lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
-        kernels = list(kernels_of(items, lowered, pricer, self._kernels, self._arrays))
+        kernels = [use for work in items.work for use in self._work.uses(work, lowered[work.pattern])]
+        for array in items.arrays:
+            kernels += self._arrays.uses(array, *pricer.lies(array, lowered), pricer.copies(array, lowered))
         sent = [
             use
             for number, exchange in self._region.exchanges.items()
@@ -143,7 +134,7 @@ class _Region:
         ]
         sent += pricer.collectives(items, lowered)
         held = _peak(items, Buffers(problem, items, pricer), pricer, lowered) - self._boundary_bytes(lowered)
-        inside = self.windows.in_region(kernels, sent, self._asynchronous, regions_of(items, lowered, self._within))
+        inside = self.windows.in_region(kernels, sent, regions_of(items, lowered, self._within))
         named = [replace(use, reason=INSIDE) if use.reason != BY_HAND else use for use in sent]
         return RegionPrice(tuple(kernels), tuple(named), max(0.0, held), inside)
 

@@ -55,7 +55,7 @@ from toast_cli.program.ops import ARGUMENT
 Lowered = dict[int, OpSharding]
 
 
-class _Reduced(NamedTuple):
+class _ReducedOps(NamedTuple):
     """The ops whose partial results are reduced: `op` and all equal ones, `runs` times in one run of the program.
     needed: [results] fraction of the bits that readers need. terms: number of partial results that are added first.
     share: see `SumItem`. each: all-reduces in one run, see `reductions_each`. apart: see
@@ -105,7 +105,7 @@ class Pricer:
             yield from self._regions[work.region].price(op_sharding.factor_axes).collectives_in(work.runs)
         results = self._problem.program.ops[work.op].results
         if not work.summed and (op_sharding.reduced or any(op_sharding.scattered)):
-            how = _Reduced(work.op, work.runs, work.needed, work.late, work.share)
+            how = _ReducedOps(work.op, work.runs, work.needed, work.late, work.share)
             for k, whole_bytes in enumerate(work.whole_bytes):
                 partial = partial_of(op_sharding, k)
                 if partial is not None:
@@ -143,7 +143,7 @@ class Pricer:
         for part in reduced(item, lowered):
             term, number = item.terms[part.place], item.ops[part.place]
             needed = item.needed if part.count == len(item.terms) else 1.0
-            how = _Reduced(number, item.runs, (needed,), item.late, item.share, part.count, item.each, part.apart)
+            how = _ReducedOps(number, item.runs, (needed,), item.late, item.share, part.count, item.each, part.apart)
             if part.partial is not None:
                 yield from self._reductions(part.op_sharding, part.partial, 0, term.bytes, how, part.cut)
         if item.into is not None and item.left(lowered) is None:
@@ -168,7 +168,7 @@ class Pricer:
         return steps
 
     def _reductions(
-        self, op_sharding: OpSharding, partial: Partial, k: int, whole_bytes: int, how: _Reduced, cut: Cuts = ()
+        self, op_sharding: OpSharding, partial: Partial, k: int, whole_bytes: int, how: _ReducedOps, cut: Cuts = ()
     ) -> Iterator[CollectiveUse]:
         """Collectives that complete partial result k, an array of `whole_bytes`. cut: see `completed`."""
         sharding = op_sharding.computed[k]
@@ -186,7 +186,7 @@ class Pricer:
                 sharding = split_further(sharding, op_sharding.reduced_to[k], step.axes)
 
     def _scatter(
-        self, axes: tuple[int, ...], size: float, sharding: Sharding, op_sharding: OpSharding, k: int, how: _Reduced
+        self, axes: tuple[int, ...], size: float, sharding: Sharding, op_sharding: OpSharding, k: int, how: _ReducedOps
     ) -> CollectiveUse:
         """A reduce-scatter to `size` bytes of partial result k, which has `sharding`; or the all-reduce that XLA keeps
         instead."""
@@ -202,7 +202,7 @@ class Pricer:
         axes: tuple[int, ...],
         size: float,
         k: int,
-        how: _Reduced,
+        how: _ReducedOps,
         written: tuple[str, float] | None = None,
     ) -> CollectiveUse:
         moved = size * how.needed[k] if kind == "all-reduce" else size
@@ -248,13 +248,9 @@ class Pricer:
         held = axes_of(lowered[LOOP_EDGES].factor_axes) if item.at_edges else ()
         return copies_of(source, needed, self._sizes, item.shape, wholly, held)
 
-    def copied_bytes(self, item: ArrayItem, copy: Copy) -> float:
-        """Bytes of one whole array as it is moved and stored in a copy: in the narrowest type its readers take, see
-        `Narrowing`."""
-        return self._moved_bytes(item, copy.places)
-
-    def _moved_bytes(self, item: ArrayItem, places: tuple[int, ...]) -> float:
-        """Bytes of one whole array as it is moved for the readers at those places."""
+    def moved_bytes(self, item: ArrayItem, places: tuple[int, ...]) -> float:
+        """Bytes of one whole array as it is moved and stored for the readers at those places: in the narrowest type
+        that they take, see `Narrowing`."""
         return item.bytes * max([item.readers[place].needed for place in places])
 
     def array_collectives(self, item: ArrayItem, source: Sharding, copies: list[Copy]) -> Iterator[CollectiveUse]:
@@ -264,7 +260,7 @@ class Pricer:
             op = reader_op(self._problem, item, first.pattern, first.position)
             value = item.values[0]
             written = (step.kind, item.bytes * step.fraction)
-            size = self._moved_bytes(item, places) * step.fraction
+            size = self.moved_bytes(item, places) * step.fraction
             kind = self._as_emitted(step, value, shards(source, self._sizes))
             waited_for, count = item.waited_for, item.runs_of(places, ahead=ahead) * len(item.values)
             seconds = count * self._seconds_of(kind, size, step.axes)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toast_cli.plan.problem import Problem
+from toast_cli.price.compilation import Compilation
 from toast_cli.price.cost import BY_HAND, INSIDE, ITSELF, CollectiveUse, KernelUse
 from toast_cli.price.liveness import Lives
 from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
@@ -62,12 +63,13 @@ class InRegion:
 class Windows:
     """The window of moments in which each collective of a program can run."""
 
-    def __init__(self, problem: Problem, lives: Lives, longest_region: int = 0, passes: Collection[str] = ()) -> None:
-        """longest_region: the last moment of any manual region. passes: of the compiler."""
-        self._problem, self._program = problem, problem.program
-        self._queued = {"all-gather"} if "queued-gathers" in passes else set[str]()
+    def __init__(self, problem: Problem, compilation: Compilation, longest_region: int) -> None:
+        """longest_region: the last moment of any manual region."""
+        program, lives, profile = problem.program, compilation.lives, compilation.profile
+        self._problem, self._program = problem, program
+        self._asynchronous = profile.asynchronous
+        self._queued = {"all-gather"} if "queued-gathers" in profile.passes else set[str]()
         self._alike = ops_by_pattern(problem)
-        program = problem.program
         # Moments in a tick: collectives before a kernel, then the kernel, or all of a manual region.
         self._later = 2 + longest_region
         self._moments = [self._later * time for time in lives.times]  # [ops] just before each kernel
@@ -91,10 +93,9 @@ class Windows:
         self,
         kernels: Iterable[KernelUse],
         uses: Iterable[CollectiveUse],
-        kinds: Collection[str],
         regions: Sequence[tuple[int, InRegion]] = (),
     ) -> Placed:
-        """Where kernels and collectives are in the program, if collectives of `kinds` overlap with compute.
+        """Where kernels and collectives are in the program, and which of them the compiler overlaps.
 
         Args:
             regions: ops that are manual regions, with what is in them. Of these what the other arguments say is left
@@ -107,7 +108,9 @@ class Windows:
         parts = [part for kernel in own_kernels for part in self._trips(kernel.ops)]
         listed = [use for use in uses if not _is_inside(use, inlined)]
         places = [self._places(use) for use in listed]
-        facts = [(use.seconds, _bits(use.axes), use.kind in self._queued, use.kind in kinds) for use in listed]
+        facts = [
+            (use.seconds, _bits(use.axes), use.kind in self._queued, use.kind in self._asynchronous) for use in listed
+        ]
         counts = [of_use.shape[1] for of_use in places]
         seconds, axes, queued, overlaps = np.repeat(np.reshape(np.array(facts, float), (-1, 4)), counts, axis=0).T
         loops, ready, due, share = np.concatenate(places, axis=1) if places else np.empty((4, 0))
@@ -118,14 +121,10 @@ class Windows:
         return joined([own, *(self._inlined(number, inside) for number, inside in regions)])
 
     def in_region(
-        self,
-        kernels: Iterable[KernelUse],
-        uses: Sequence[CollectiveUse],
-        kinds: Collection[str],
-        regions: Sequence[tuple[int, InRegion]],
+        self, kernels: Iterable[KernelUse], uses: Sequence[CollectiveUse], regions: Sequence[tuple[int, InRegion]]
     ) -> InRegion:
         """The same for the body of a manual region."""
-        placed, program = self.placed(kernels, uses, kinds, regions), self._program
+        placed, program = self.placed(kernels, uses, regions), self._program
         reads, gives = (list[tuple[int, ...]]([()] * placed.sent.shape[1]) for _ in range(2))
         inlined = {number for number, _ in regions}
         own = ((use, place) for use in uses if not _is_inside(use, inlined) for place in self._places(use).T)
