@@ -16,7 +16,7 @@ from toast_cli.plan.partials import in_one_step
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import OpSharding, Sharding, axes_summed_over, in_mesh_order, shards
 from toast_cli.price.profile import CompilerProfile
-from toast_cli.program.model import DTYPE_BITS, Op, Program
+from toast_cli.program.model import Op, Program, factors_of
 from toast_cli.program.ops import ADD, ARGUMENT, CARRY, CONVERT, RAGGED_DOT, SELECT
 from toast_cli.program.values import loop_at, read_behind, transposed
 
@@ -36,7 +36,7 @@ class Narrowing:
 
     def __init__(self, program: Program, profile: CompilerProfile) -> None:
         self._program, self._narrows, self._product_bits = program, "narrowing" in profile.passes, profile.product_bits
-        self._bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
+        self._bits = [value.bits for value in program.values]
         self._floating = [value.dtype.startswith(("f", "bf")) for value in program.values]
         self._needed = list(self._bits)
         for value in reversed(range(len(program.values))):
@@ -403,7 +403,7 @@ class ScatterFates:
             return False
         long, sides = self._as_read(number, result)
         local = tuple([value.shape[d] // shards((sharding[d],), self._sizes) for d in long])
-        array = ScatteredArray(local, long.index(dims[0]), DTYPE_BITS.get(value.dtype, 32), sides)
+        array = ScatteredArray(local, long.index(dims[0]), value.bits, sides)
         return stays_scatter(self._profile, self._mesh, axes, array)
 
     def _as_read(self, number: int, result: int) -> tuple[tuple[int, ...], ProductSides]:
@@ -427,6 +427,6 @@ def sides_of(op: Op) -> ProductSides:
     ragged products, whose kernel writes rows."""
     if not op.kind.matrix_unit or op.name == RAGGED_DOT:
         return (), ()
-    first, second = ({factor for factors in dims for factor in factors} for dims in op.rule.operands[:2])
+    first, second = factors_of(*op.rule.operands[:2])
     dims = [(dim, set(factors)) for dim, factors in enumerate(op.rule.results[0])]
     return tuple(d for d, f in dims if f & first - second), tuple(d for d, f in dims if f & second - first)

@@ -12,7 +12,7 @@ from math import ceil, prod
 from toast_cli.price.layouts import Dims, tile_growth
 from toast_cli.price.liveness import Interval, Lives
 from toast_cli.price.profile import CompilerProfile, TileShape
-from toast_cli.program.model import DTYPE_BITS, Op, Program, ValueFactors
+from toast_cli.program.model import Op, Program, ValueFactors, factors_of
 from toast_cli.program.ops import (
     ARGUMENT,
     BROADCAST_IN_DIM,
@@ -103,7 +103,7 @@ def pixel_products(program: Program, op: Op, profile: CompilerProfile) -> PixelP
     if "convolution-tiles" not in profile.passes or not _has_pixels(op) or len(op.rule.operands) != 2:
         return None
     image, kernel, result = *op.rule.operands, op.rule.results[0]
-    of_image, of_kernel, of_result = ({f for dim in dims for f in dim} for dims in (image, kernel, result))
+    of_image, of_kernel, of_result = factors_of(image, kernel, result)
     space = {w.operand_dim for w in op.windows}
     over = {w.kernel_dim for w in op.windows}
     depth = [d for d, factors in enumerate(image) if d not in space and of_kernel.intersection(factors)]
@@ -165,7 +165,7 @@ def convolved_arguments(
         ]
         if places:
             times = [lives.times[number] for number, _ in reads]
-            bits = min(DTYPE_BITS.get(program.values[value].dtype, 32), profile.product_bits)
+            bits = min(program.values[value].bits, profile.product_bits)
             copies[value] = ConvolvedArgument((min(times), max(times)), Images(places[0], True, 1.0, 1.0), bits)
     return copies
 
@@ -174,7 +174,7 @@ def _batch(op: Op) -> int:
     """The dimension of a convolution's image that has the images; -1 for gradients of weights."""
     image, kernel = op.rule.operands
     outside = {w.operand_dim for w in op.windows}
-    features = {factor for dim in kernel for factor in dim}
+    (features,) = factors_of(kernel)
     batch = [d for d, factors in enumerate(image) if d not in outside and not features.intersection(factors)]
     return -1 if len(batch) != 1 or is_gradient_of_weights(op) else batch[0]
 
@@ -336,7 +336,7 @@ def is_gradient_of_weights(op: Op) -> bool:
 def _place(dims: ValueFactors, weights: ValueFactors) -> ImageDims | None:
     """Batch and last spatial dimension of an image: the first and last that are not features, which the weights
     share."""
-    features = {f for dim in weights for f in dim}
+    (features,) = factors_of(weights)
     image = [d for d, factors in enumerate(dims) if not features.intersection(factors)]
     return (image[0], image[-1]) if len(image) > 1 else None
 

@@ -12,6 +12,7 @@ from toast_cli.dimensions.model import Form
 from toast_cli.hardware import Chip, matrix_rate
 from toast_cli.hardware.model import groups_name
 from toast_cli.plan.partitioned import Reason
+from toast_cli.program.model import factors_of
 
 BY_HAND: Final = "by hand"
 INSIDE: Final = "inside"
@@ -231,7 +232,7 @@ class Grid:
 
 def grid_of(form: Form, flops: float, convolution: bool) -> Grid:
     """The grid of an op with two operands; `flops` of the op as a whole."""
-    left, right, out = ({s for factors in dims for s in factors} for dims in (*form.operands[:2], form.results[0]))
+    left, right, out = factors_of(*form.operands[:2], form.results[0])
 
     def sized(factors: set[int]) -> Factors:
         return tuple((factor, form.sizes[factor]) for factor in sorted(factors))

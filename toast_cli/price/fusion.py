@@ -21,7 +21,7 @@ from toast_cli.price.gpu_libraries import (
     reorders,
 )
 from toast_cli.price.profile import CompilerProfile
-from toast_cli.program.model import DTYPE_BITS, Op, Program
+from toast_cli.program.model import Op, Program, factors_of
 from toast_cli.program.ops import (
     ARGUMENT,
     BARRIER,
@@ -104,7 +104,7 @@ class _Fusion:
         self._free = free
         self._one_hot = one_hot_scatters(program, free, profile)
         self._sizes = [value.bytes for value in program.values]
-        self._bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
+        self._bits = [value.bits for value in program.values]
         self._settled = [self._settle(value) for value in range(len(program.values))]
         self._latest = self._latest_kernels()
 
@@ -250,7 +250,7 @@ class _Fusion:
             return "moved-operands" in self._passes and not op.kind.view and cut_twice
         # Recomputing a 16-bit result in f32 costs more than reading two bytes (a gelu's erfc in bf16, next to its
         # argument); an f32 one is recomputed.
-        narrow = DTYPE_BITS.get(self._program.values[value].dtype, 32) <= 16
+        narrow = self._program.values[value].bits <= 16
         if self._polynomials and op.kind.polynomial and narrow:
             return True
         if "recomputation" not in self._passes or steps > self._limits.steps or len(read) > self._limits.sources:
@@ -426,7 +426,7 @@ def masked_softmaxes(program: Program, profile: CompilerProfile) -> dict[int, Ma
             dims, value = tuple([source.index(result_dims[d]) for d in dims]), maker.operands[0]
             spread += 4 * (maker.name == MULTIPLY)
         if maker.kind.contraction and program.values[maker.operands[0]].dtype == "bf16":
-            left, right = ({f for dim in dims for f in dim} for dims in maker.rule.operands)
+            left, right = factors_of(*maker.rule.operands)
             batch = tuple([n for n, d in enumerate(dims) if left.intersection(right, maker.rule.results[0][d])])
             softmaxes[scores] = MaskedSoftmax(batch, tuple([n for n in range(len(dims)) if n not in batch]), spread)
     return softmaxes
@@ -452,13 +452,13 @@ def written_parts(program: Program, stored: list[bool], profile: CompilerProfile
     stacks = _stacks_of_operands(program, needed)
     if stacks:
         needed = _bits_needed(program, profile.product_bits, stacks)
-    bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
+    bits = [value.bits for value in program.values]
     return [n / b if there and b else 1.0 for n, b, there in zip(needed, bits, stored, strict=True)]
 
 
 def _bits_needed(program: Program, product_bits: int, stacks: frozenset[int]) -> list[int]:
     """[values] bits of each element that are read. stacks: values that are stacks of operands."""
-    bits = [DTYPE_BITS.get(value.dtype, 32) for value in program.values]
+    bits = [value.bits for value in program.values]
     needed = list(bits)
     for value in range(len(program.values) - 1, -1, -1):
         maker = program.producer[value]
@@ -500,7 +500,7 @@ def _is_filled(program: Program, number: int, update: int) -> bool:
     """Whether a carry starts as a constant, and each iteration only writes a slice of it."""
     carry, writes = program.ops[number], program.ops[update]
     start, loop = program.ops[program.producer[carry.operands[0]]], program.loops[carry.loop]
-    inside = [use for use in program.users[carry.results[0]] if loop.first <= use[0] < loop.last]
+    inside = [use for use in program.users[carry.results[0]] if use[0] in loop]
     starts_empty = start.kind.source or expands_scalar(start, program)
     handed_on = writes.name == DYNAMIC_UPDATE_SLICE and program.users[carry.operands[1]] == [(number, 1)]
     return starts_empty and handed_on and inside == [(update, 0)]
@@ -509,7 +509,7 @@ def _is_filled(program: Program, number: int, update: int) -> bool:
 def _is_sliced_for_operands(program: Program, number: int, needed: list[int]) -> bool:
     carry = program.ops[number]
     loop = program.loops[carry.loop]
-    after = [use for use in program.users[carry.results[0]] if not loop.first <= use[0] < loop.last]
+    after = [use for use in program.users[carry.results[0]] if use[0] not in loop]
     slices = [program.ops[op] for op, position in after if position == 0 and program.ops[op].name == DYNAMIC_SLICE]
     return 0 < len(slices) == len(after) and all(needed[op.results[0]] < 32 for op in slices)
 
@@ -532,7 +532,7 @@ def _is_one_hot(program: Program, op: Op, free: tuple[bool, ...]) -> bool:
     rows, indices, updates = op.operands
     if not free[rows]:
         return False
-    shared = {factor for dim in op.rule.operands[1] for factor in dim}
+    (shared,) = factors_of(op.rule.operands[1])
     # Rows are along the factors that the operand has in common with the indices.
     batch = [n for n, dim in zip(program.values[rows].shape, op.rule.operands[0], strict=True) if shared & set(dim)]
     others = len(program.values[rows].shape) - len(batch)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from toast_cli.price.liveness import Interval, Lives
 from toast_cli.price.profile import CompilerProfile
-from toast_cli.program.model import Op, Program, Window
+from toast_cli.program.model import Op, Program, Window, factors_of
 from toast_cli.program.ops import SCATTER, SELECT, TRANSPOSE
 from toast_cli.program.values import scatters_into
 
@@ -43,7 +43,7 @@ def f32_part(program: Program, op: Op) -> float:
     Convolutions of less than eight features run on the f32 units (an image of 224 x 224 x 3 by 7 x 7 at 34 TFLOP/s),
     and those of feature groups with little use of them (3 x 3 and 7 x 7 at 4 to 6 TFLOP/s).
     """
-    left, right, out = ({f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], op.rule.results[0]))
+    left, right, out = factors_of(*op.rule.operands[:2], op.rule.results[0])
     if any(op.rule.sizes[factor] > 1 for factor in left & right & out):
         return GROUPED_PART
     space = {w.kernel_dim for w in op.windows}

@@ -12,7 +12,7 @@ from toast_cli.price.cost import Grid, least_rows, local_size
 from toast_cli.price.fusion import expansions, part_made
 from toast_cli.price.layouts import Tiling
 from toast_cli.price.profile import CompilerProfile
-from toast_cli.program.model import DTYPE_BITS, Op, Program
+from toast_cli.program.model import Op, Program, factors_of
 from toast_cli.program.ops import ARGUMENT, FFT, RAGGED_DOT, SCATTER
 
 Rows = tuple[tuple[int, ...], Tiling]  # shape and tiling of an array whose rows run along given dimensions
@@ -97,7 +97,7 @@ def lookup_operations(program: Program, op: Op) -> float:
     if op.name != SCATTER:
         return FOUND * program.values[op.results[0]].elements
     updates = program.values[op.operands[-1]]
-    return (ADDED if DTYPE_BITS.get(updates.dtype, 32) >= 32 else SWAPPED) * updates.elements
+    return (ADDED if updates.bits >= 32 else SWAPPED) * updates.elements
 
 
 def scatter_start_bytes(program: Program, op: Op, free: tuple[bool, ...]) -> int:
@@ -140,7 +140,7 @@ def ragged_growth(op: Op, profile: CompilerProfile) -> float:
     masked = "masked-groups" in profile.passes
     if op.name != RAGGED_DOT or not (masked or "ragged-gradients" in profile.passes):
         return 1.0
-    read, weights, result = ({f for dim in dims for f in dim} for dims in (*op.rule.operands[:2], op.rule.results[0]))
+    read, weights, result = factors_of(*op.rule.operands[:2], op.rule.results[0])
     groups = (result | weights) - read - (result & weights) if masked else result - read - weights
     return prod(op.rule.sizes[factor] for factor in groups) * (MASKED if groups and not masked else 1.0)
 

@@ -35,7 +35,7 @@ from toast_cli.price.layouts import growth_in, slowdown, tile_growth, tile_of
 from toast_cli.price.on_chip import has_small_windows, kept_bytes
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.price.timeline import InRegion
-from toast_cli.program.model import DTYPE_BITS
+from toast_cli.program.model import DTYPE_BITS, factors_of
 from toast_cli.program.ops import RAGGED_DOT, REDUCE, SCATTER
 from toast_cli.program.values import is_transfer
 
@@ -262,8 +262,8 @@ class WorkPricer:
         if "lookup-steps" not in self._profile.passes:
             return 0.0
         form, updates = self._problem.patterns[work.pattern].form, self._problem.program.ops[work.op].name == SCATTER
-        moved = {f for dim in (form.operands[-1] if updates else form.results[0]) for f in dim}
-        by_index = {f for dim in form.operands[len(form.operands) // 2] for f in dim}
+        rows_of = form.operands[-1] if updates else form.results[0]
+        moved, by_index = factors_of(rows_of, form.operands[len(form.operands) // 2])
         sizes = [ceil(n / k) for n, k in zip(form.sizes, self._pieces(op_sharding.factor_axes), strict=True)]
         rows, row = (prod(sizes[f] for f in factors) for factors in (moved & by_index, moved - by_index))
         cycles = 7.0 * ceil(row / 128) if updates else 10.0
@@ -385,7 +385,7 @@ class WorkPricer:
             return False
         grid, program = self._grid(work), self._problem.program
         batch, rows, columns = (local_size(factors, cuts) for factors in (grid.batch, grid.rows, grid.columns))
-        bits = DTYPE_BITS.get(program.values[program.ops[work.op].results[0]].dtype, 32)
+        bits = program.values[program.ops[work.op].results[0]].bits
         return has_small_windows(self._profile, batch * rows, columns, bits)
 
     def uses(self, work: WorkItem, op_sharding: OpSharding) -> Iterator[KernelUse]:

@@ -15,7 +15,7 @@ from math import ceil, prod
 from types import MappingProxyType
 
 from toast_cli.price.profile import CompilerProfile, TileShape
-from toast_cli.program.model import DTYPE_BITS, Op, Program
+from toast_cli.program.model import Op, Program, factors_of
 from toast_cli.program.ops import ARGUMENT, CARRY, CONCATENATE, CONVOLUTION, GATHER, REDUCE, RESHAPE, SCATTER, TRANSPOSE
 
 UNPADDED = (1, 1)
@@ -183,7 +183,7 @@ def _restrict(op: Op, allowed: list[Dims | None]) -> None:
     if op.name == CONVOLUTION:
         outside, sides = set(rule.permutation), [(op.operands[0], rule.operands[0])]
     else:
-        left, right, out = ({f for dim in dims for f in dim} for dims in (*rule.operands[:2], rule.results[0]))
+        left, right, out = factors_of(*rule.operands[:2], rule.results[0])
         outside, sides = left & right & out, list(zip(op.operands, rule.operands, strict=True))
     for value, dims in (*sides, (op.results[0], rule.results[0])):
         kept = tuple(d for d, factors in enumerate(dims) if not outside.intersection(factors))
@@ -289,7 +289,7 @@ def _rows_of(
     dimensions."""
     if not rule or len(op.rule.operands) < _UPDATES:
         return
-    table, indices = ({factor for dim in dims for factor in dim} for dims in op.rule.operands[:2])
+    table, indices = factors_of(*op.rule.operands[:2])
     shape = program.values[value].shape
     rows = tuple(d for d, factors in enumerate(rule[0]) if shape[d] > 1 and (table - indices).intersection(factors))
     if rows and len(shape) > 1:
@@ -335,7 +335,7 @@ def row_copies(program: Program, profile: CompilerProfile) -> dict[int, tuple[Ro
             continue  # scatters of several arrays, and ops without a sharding rule
         table, updated, (result,) = op.operands[0], op.name == SCATTER, op.results
         moved = op.rule.operands[_UPDATES] if updated else op.rule.results[0]
-        factors = {f for dim in moved for f in dim}
+        (factors,) = factors_of(moved)
         rows, along = (
             tuple(d for _, dims in _rows_of(program, op, value, (rule,)) for d in dims if factors.intersection(rule[d]))
             for value, rule in ((table, op.rule.operands[0]), (result, op.rule.results[0]))
@@ -382,9 +382,7 @@ def _meets_batches(program: Program, value: int, rows: Dims) -> tuple[bool, Dims
     for number, position in program.users[value]:
         reader = program.ops[number]
         if reader.kind.contraction and not _by_vector(reader) and len(reader.rule.operands) == 2:
-            left, right, out = (
-                {f for dim in dims for f in dim} for dims in (*reader.rule.operands, reader.rule.results[0])
-            )
+            left, right, out = factors_of(*reader.rule.operands, reader.rule.results[0])
             if left & right & out:
                 return True, merged
         elif reader.kind.view_or_convert and reader.rule.results:
@@ -443,7 +441,7 @@ def default_layouts(program: Program, tile: TileShape) -> dict[int, Tiling]:
         for number in values
         if len((value := program.values[number]).shape) > 2
         and value.shape[-1] % tile[1] == 0
-        and (bits := DTYPE_BITS.get(value.dtype, 0)) in _SLOWDOWN
+        and (bits := value.bits) in _SLOWDOWN
     }
 
 

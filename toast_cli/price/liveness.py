@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from toast_cli.price.profile import CompilerProfile
-from toast_cli.program.model import DTYPE_BITS, Loop, Op, Program
+from toast_cli.program.model import Loop, Op, Program, factors_of
 from toast_cli.program.ops import ARGUMENT, CARRY, CONVOLUTION, DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, RESULT
 from toast_cli.program.values import TO_HOST, behind_reshapes, expands_scalar, is_transfer
 
@@ -95,7 +95,7 @@ def _reads(program: Program, times: list[int], death: list[int]) -> dict[tuple[i
             elif ops[op].in_place and all(position != operand for _, operand in ops[op].in_place):
                 tick = max(tick, times[op])
             home = ops[maker].loop
-            if ops[maker].name == CARRY and not is_within(program, op, home):  # read after the loop
+            if ops[maker].name == CARRY and op not in loops[home]:  # read after the loop
                 home = loops[home].parent
             # A read within loops inside the value's own loop lasts to the end of the outermost of them.
             while loop not in (home, -1):
@@ -135,8 +135,8 @@ def _intervals(
         return [(0, end)]
     if program.ops[maker].name != CARRY:
         return [(born, max([born, *(read_at[u] for u in uses)]))]
-    inside = [read_at[u] for u in uses if is_within(program, u[0], loop)]
-    outside = [read_at[u] for u in uses if not is_within(program, u[0], loop)]
+    inside = [read_at[u] for u in uses if u[0] in program.loops[loop]]
+    outside = [read_at[u] for u in uses if u[0] not in program.loops[loop]]
     body = (born, max(inside, default=born))
     # The body's yield counts at the loop's last tick; right after it, the carry has taken it over.
     return [body, (2 * program.loops[loop].last, max(outside))] if outside else [body]
@@ -166,7 +166,7 @@ def borrowed_buffers(
         maker = program.ops[program.producer[value]]
         uses = program.users[value]
         if maker.name == CARRY:
-            uses = [use for use in uses if is_within(program, use[0], maker.loop)]
+            uses = [use for use in uses if use[0] in program.loops[maker.loop]]
         return max((read_at[use] for use in uses), default=0)
 
     for number, op in enumerate(program.ops):
@@ -240,7 +240,7 @@ def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[
 
     parts: [values] fraction of its bits that is written.
     """
-    bits = [DTYPE_BITS.get(value.dtype, 32) * part for value, part in zip(program.values, parts, strict=True)]
+    bits = [value.bits * part for value, part in zip(program.values, parts, strict=True)]
     widest = [0.0] * len(program.values)  # [values] bits of the stored arrays each depends on
     shrinks = [False] * len(program.ops)
     elements = [value.elements for value in program.values]
@@ -253,11 +253,6 @@ def shrinking(program: Program, stored: list[bool], parts: list[float]) -> list[
             shrinks[number] = stored[value] and most > bits[value]
             widest[value] = bits[value] if stored[value] else most
     return shrinks
-
-
-def is_within(program: Program, op: int, loop: int) -> bool:
-    """Whether an op is in a loop."""
-    return program.loops[loop].first <= op < program.loops[loop].last
 
 
 def unified_carries(program: Program, profile: CompilerProfile) -> frozenset[int]:
@@ -281,7 +276,7 @@ def _is_unified(program: Program, number: int) -> bool:
     init = program.ops[program.producer[op.operands[0]]]
     if loop.parent < 0 or not (init.kind.source or expands_scalar(init, program)):
         return False
-    inside = [use for use in program.users[stack] if loop.first <= use[0] < loop.last]
+    inside = [use for use in program.users[stack] if use[0] in loop]
     after = [use for use in program.users[stack] if use not in inside]
     update = program.producer[op.operands[1]]
     if program.ops[update].name != DYNAMIC_UPDATE_SLICE or inside != [(update, 0)] or len(after) != 1:
@@ -290,10 +285,9 @@ def _is_unified(program: Program, number: int) -> bool:
     if program.ops[around].name != CARRY or position != 1 or program.ops[around].loop != loop.parent:
         return False
     (scanned,), outer = program.ops[around].results, program.loops[loop.parent]
-    reads = [use for use in program.users[scanned] if outer.first <= use[0] < outer.last]
+    reads = [use for use in program.users[scanned] if use[0] in outer]
     return program.values[scanned] == program.values[stack] and all(
-        loop.first <= reader < loop.last and program.ops[reader].name == DYNAMIC_SLICE and place == 0
-        for reader, place in reads
+        reader in loop and program.ops[reader].name == DYNAMIC_SLICE and place == 0 for reader, place in reads
     )
 
 
@@ -305,7 +299,7 @@ def _wanted_outermost(program: Program, array: int, loop: Loop) -> frozenset[int
         value, passed = waiting.pop()
         for number, position in program.users[value]:
             op = program.ops[number]
-            if not loop.first <= number < loop.last:
+            if number not in loop:
                 continue
             if op.kind.matrix_unit and position < 2:
                 batch, is_wanted = _batch_dims(program, op, position)
@@ -339,9 +333,7 @@ def _batch_dims(program: Program, op: Op, position: int) -> tuple[list[int], boo
     operands = op.rule.operands
     if op.name == CONVOLUTION or len(operands) < 2:
         return [], False
-    mine, other, result = (
-        {f for dim in dims for f in dim} for dims in (operands[position], operands[1 - position], op.rule.results[0])
-    )
+    mine, other, result = factors_of(operands[position], operands[1 - position], op.rule.results[0])
     numbering = [bool(dim) and all(f in other and f in result for f in dim) for dim in operands[position]]
     shape = program.values[op.operands[1 - position]].shape
     is_vector = all(size == 1 or set(dim) <= mine for dim, size in zip(operands[1 - position], shape, strict=True))
@@ -440,7 +432,7 @@ def is_stacked(program: Program, carry: Op) -> bool:
     op = program.ops[update]
     if op.name != DYNAMIC_UPDATE_SLICE or op.operands[0] != carry.results[0]:
         return False
-    if any(loop.first <= user < loop.last and user != update for user, _ in program.users[carry.results[0]]):
+    if any(user in loop and user != update for user, _ in program.users[carry.results[0]]):
         return False
     stack_shape, slice_shape = (program.values[value].shape for value in op.operands[:2])
     return any(
@@ -509,7 +501,7 @@ def op_ticks(program: Program, stored: list[bool], free: tuple[bool, ...], profi
 def _loop_over(program: Program, value: int, reader: int) -> int:
     """End of the outermost loop around a value that does not contain its reader; 0 if there is none."""
     loop, over = program.ops[program.producer[value]].loop, 0
-    while loop >= 0 and not program.loops[loop].first <= reader < program.loops[loop].last:
+    while loop >= 0 and reader not in program.loops[loop]:
         loop, over = program.loops[loop].parent, 2 * program.loops[loop].last
     return over
 

@@ -104,6 +104,11 @@ class Rule:
         return first, second
 
 
+def factors_of(*arrays: ValueFactors) -> list[set[int]]:
+    """[arrays] the factors along the dimensions of each."""
+    return [{factor for factors in dims for factor in factors} for dims in arrays]
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """One array: `shape` in elements, `dtype` as MLIR prints the element type (`f32`, `bf16`, `i1`, …); how many
@@ -117,7 +122,12 @@ class Value:
     def __post_init__(self) -> None:
         elements = prod(self.shape)
         object.__setattr__(self, "elements", elements)
-        object.__setattr__(self, "bytes", (elements * DTYPE_BITS.get(self.dtype, 32) + 7) // 8)
+        object.__setattr__(self, "bytes", (elements * self.bits + 7) // 8)
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element."""
+        return DTYPE_BITS.get(self.dtype, 32)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -290,6 +300,10 @@ class Loop:
     last: int
     trips: float
     trips_known: bool
+
+    def __contains__(self, op: int) -> bool:
+        """Whether an op is in it, or in a loop in it."""
+        return self.first <= op < self.last
 
 
 @dataclass(frozen=True, slots=True)
