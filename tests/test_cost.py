@@ -455,7 +455,7 @@ def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[f
     """
     items = make_items(problem, profile)
     pricer, working = Pricer(problem, items, {}), WorkPricer(problem, profile, {})
-    holdings = Buffers(problem, items, pricer)
+    buffers = Buffers(problem, items, pricer)
     lowered = {number: problem.op_sharding(number, plan) for number in range(len(problem.patterns))}
     lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
     compute = communication = arguments = 0.0
@@ -467,18 +467,18 @@ def reference(problem: Problem, plan: Plan, profile: CompilerProfile) -> tuple[f
     for added in items.sums:
         communication += sum(use.seconds for use in pricer.sum_collectives(added, lowered))
     alive, brief = [0.0] * (items.lives.end + 2), [0.0] * (items.lives.end + 2)
-    on_chip = holdings.on_chip
+    on_chip = buffers.on_chip
     for item in items.arrays:
         copies, made = pricer.copies(item, lowered), lowered[item.pattern].shardings[item.result]
         communication += sum(use.seconds for use in pricer.array_collectives(item, made, copies))
-        for kind, size in holdings.held(item, lowered[item.pattern], copies):
+        for kind, size in buffers.held(item, lowered[item.pattern], copies):
             for value in item.values:
-                for first, last in holdings.of_value(item, kind, value):
+                for first, last in buffers.of_value(item, kind, value):
                     for step in range(first, last + 1):
                         alive[step] += size
-                        if size <= on_chip.largest and holdings.is_brief(kind, value, (first, last)):
+                        if size <= on_chip.largest and buffers.is_brief(kind, value, (first, last)):
                             brief[step] += size
-            if holdings.role(item, kind) == "argument":
+            if buffers.role(item, kind) == "argument":
                 arguments += size * len(item.values)
     peak = max(a - min(b, on_chip.capacity) for a, b in zip(alive, brief, strict=True))
     return compute, communication, peak, arguments

@@ -13,7 +13,7 @@ from jax import lax
 from programs import PLAIN, ROUND_CHIP, arg, argument, case_of, evaluator_of, problem_of, round_mesh, source_of
 
 from toast_cli.hardware import find_preset
-from toast_cli.price.compilation import kernels
+from toast_cli.price.compilation import compile_program
 from toast_cli.price.cost import Attained, Grid, kernel_seconds, padding
 from toast_cli.price.fusion import materialised
 from toast_cli.price.kernel import arithmetic, elements_walked
@@ -31,7 +31,7 @@ def work(run: Any, *shapes: Any) -> list[tuple[str, list[int], int, float]]:
     """(op, KiB read by operand, KiB written, elementwise flops per element of f32[16,16]) of each kernel."""
     problem = problem_of(source_of(run, *shapes), round_mesh(data=4))
     program = problem.program
-    found = kernels(program, materialised(program, problem.free, PLAIN)[0], problem.free, PLAIN)
+    found = compile_program(program, problem.free, problem.mesh.chip, PLAIN).kernels
     return [
         (op.name.partition(".")[2], [s.bytes // KIB for s in k.operands], sum(s.bytes for s in k.results) // KIB,
          sum(s.flops for s in (*k.operands, *k.results)) / 256)

@@ -166,7 +166,7 @@ def region_of(outcome: Outcome) -> int:
 
 def price_of(outcome: Outcome) -> RegionPrice:
     """Of a region over all axes."""
-    return region_prices(outcome.problem, outcome.evaluator.profile)[region_of(outcome)].price(())
+    return region_prices(outcome.problem, outcome.evaluator.profile).price[region_of(outcome)](())
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -345,7 +345,8 @@ def test_equal_regions_of_layers_are_priced_alike() -> None:
 
     PROGRAMS["two layers"] = two
     outcome = outcome_of("two layers")
-    first, second = (one.price(()) for one in region_prices(outcome.problem, outcome.evaluator.profile).values())
+    prices = region_prices(outcome.problem, outcome.evaluator.profile).price
+    first, second = (price(()) for price in prices.values())
     assert first.seconds == second.seconds and first.bytes == second.bytes
     assert [one.op for one in first.collectives] != [one.op for one in second.collectives]
     assert sum(one.count for one in outcome.report.collectives if one.by_hand) == 2

@@ -15,7 +15,7 @@ from random_programs import cases, plans
 from test_cost import reference
 
 from toast_cli.hardware import find_preset
-from toast_cli.price.buffers import OWN
+from toast_cli.price.buffers import OWN, CopyFor
 from toast_cli.price.cost import Alive
 from toast_cli.price.evaluator import Evaluator
 from toast_cli.price.profile import CompilerProfile, OnChip
@@ -84,7 +84,7 @@ def test_time_inside_a_loop_is_that_of_one_iteration_and_after_it_that_of_all() 
 
 
 def test_the_largest_get_a_place_first() -> None:
-    on_chip = case_of(chain, S, mesh=round_mesh(data=1), profile=with_memory(4)).evaluator._holdings.on_chip
+    on_chip = case_of(chain, S, mesh=round_mesh(data=1), profile=with_memory(4)).evaluator._buffers.on_chip
     arrays = [
         (Alive(0, 1024, "temporary"), True),
         (Alive(1, 3584, "gathered"), True),
@@ -96,10 +96,10 @@ def test_the_largest_get_a_place_first() -> None:
 
 def test_arguments_and_carries_never_lie_there_but_gathered_copies_do() -> None:
     case = case_of(lambda x, w: x @ w, S, S, mesh=round_mesh(data=4), profile=with_memory(8))
-    holdings, program = case.evaluator._holdings, case.program
+    buffers, program = case.evaluator._buffers, case.program
     argument = program.arguments[1].value
-    assert not holdings.is_brief(OWN, argument, (0, 1))
-    assert holdings.is_brief((0,), argument, (0, 1))
+    assert not buffers.is_brief(OWN, argument, (0, 1))
+    assert buffers.is_brief(CopyFor((0,), False), argument, (0, 1))
 
 
 def test_chips_have_what_their_compiler_hands_out() -> None:

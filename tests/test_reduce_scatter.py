@@ -18,8 +18,8 @@ from toast_cli.hardware import Mesh, find_preset, load_spec, parse_shape
 from toast_cli.plan.lower import lower
 from toast_cli.plan.sharding import OpSharding
 from toast_cli.price.compiled_collectives import (
+    ScatterDecisions,
     ScatteredArray,
-    ScatterFates,
     ScatterSource,
     reductions_each,
     sides_of,
@@ -370,7 +370,7 @@ def test_a_scatter_stays_whichever_plan_is_priced_first(first: int) -> None:
         (OpSharding((), (), (at,), (to,), (to,), (), (over,)), stays)
         for at, over, stays in ((half, (2, 1), True), (whole, (0, 2, 1), False))
     ]
-    fates = ScatterFates(problem, TPU)
+    fates = ScatterDecisions(problem, TPU)
     for op_sharding, stays in (cases[first], cases[1 - first]):
         assert fates.stays(ScatterSource(product, 0), (1, 2), half, op_sharding) is stays
 

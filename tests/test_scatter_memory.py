@@ -94,13 +94,13 @@ def test_what_is_reduced_and_then_copied_is_there_until_it_is_copied() -> None:
     case = case_of(run, arg(64, 256), arg(256, 64), mesh=round_mesh(data=4, model=2), profile=PLAIN)
     items = case.evaluator.items
     pricer = Pricer(case.problem, items, {})
-    holdings = Buffers(case.problem, items, pricer)
+    buffers = Buffers(case.problem, items, pricer)
     plan = (case.shard("x.1", "data"), case.shard("x.0", "data"))
     lowered = {number: case.problem.op_sharding(number, plan) for number in range(len(case.problem.patterns))}
     handed = [
-        (holdings.intervals(item, kind), holdings.intervals(item, REDUCED))
+        (buffers.intervals(item, kind), buffers.intervals(item, REDUCED))
         for item in (replace(item, stored=False) for item in items.arrays)
-        for kind, _ in holdings.held(item, lowered[item.pattern], pricer.copies(item, lowered))
+        for kind, _ in buffers.held(item, lowered[item.pattern], pricer.copies(item, lowered))
         if isinstance(kind, HandedOn)
     ]
     ((brief, long),) = handed

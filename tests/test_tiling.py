@@ -566,11 +566,11 @@ def test_both_are_there_when_the_copy_is_made(rows: int, moments: int) -> None:
     case = case_of(run, arg(64, rows), arg(rows, 16), mesh=round_mesh(data=4), profile=TILED)
     plan = (case.shard("x.0", "data"), case.shard("w.0", "data"))
     lowered = {number: case.problem.op_sharding(number, plan) for number in range(len(case.problem.patterns))}
-    holdings, found = case.evaluator._holdings, []
+    buffers, found = case.evaluator._buffers, []
     for item in case.evaluator.items.arrays:
         for kind, size in case.evaluator._sharing.held(item, lowered):
             if isinstance(kind, PutTogether):
-                (interval,) = holdings.intervals(item, kind)
+                (interval,) = buffers.intervals(item, kind)
                 assert interval[0] == interval[1]
                 assert size == rows * 16 * 4
                 found.append(interval)

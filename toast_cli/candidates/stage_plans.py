@@ -22,8 +22,8 @@ from toast_cli.price.pipelines import (
     StageRequest,
     check_needed,
     pipelines,
-    places_of,
     stage_mesh,
+    stage_places,
 )
 from toast_cli.program.stack import Stack, find_stack
 from toast_cli.rewrite.microbatches import batch_parts, with_microbatches
@@ -77,7 +77,7 @@ class _Search:
         self._cut: dict[int, Source] = {}
 
     def run(self) -> StagePlan | None:
-        places = check_needed(places_of(self._mesh, self._wanted), self._mesh, self._inside.needed)
+        places = check_needed(stage_places(self._mesh, self._wanted), self._mesh, self._inside.needed)
         if not places:
             return None
         stack = find_stack(self._source.program)

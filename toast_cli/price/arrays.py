@@ -218,7 +218,6 @@ class Layouts:
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:
         self._problem, self._profile = problem, profile
         self._sizes, self._tile = problem.mesh.sizes, tile_of(profile)
-        self._growths: dict[tuple[tuple[int, ...], Tiling, tuple[int, ...], Sharding, Sharding], float] = {}
 
     def kept(self, item: ArrayItem, sharding: Sharding) -> float:
         """Bytes on one device of the item's array where it is made, including tile padding and all layouts that are
@@ -254,13 +253,11 @@ class Layouts:
         sharding where it is made, whose tiles copies keep."""
         tiling = item.tiling
         dims = tuple(range(len(item.shape))) if tiling.copies and sharding == source else tiling.dims
-        if not dims:
-            return size / shards(sharding, self._sizes) * tiling.fixed
-        key = item.shape, tiling, dims, sharding, source
-        wasted = self._growths.get(key)
-        if wasted is None:
+        if dims:
             local, like = (self._local_shape(item.shape, s) for s in (sharding, source))
-            wasted = self._growths[key] = growth_in(local, replace(tiling, dims=dims), self._tile, like)
+            wasted = growth_in(local, replace(tiling, dims=dims), self._tile, like)
+        else:
+            wasted = tiling.fixed
         return size / shards(sharding, self._sizes) * wasted
 
     def is_put_together(self, item: ArrayItem, copy: Copy, source: Sharding) -> bool:

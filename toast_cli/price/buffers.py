@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.reshard import GATHER, Copy
@@ -43,10 +42,12 @@ SPREAD = "spread"  # what a softmax reads and writes beside its scores
 WAITING = "waiting"  # the buffer of a result that is not made yet
 
 
-class Ahead(NamedTuple):
-    """The readers of a copy that is made ahead of loops."""
+@dataclass(frozen=True, slots=True)
+class CopyFor:
+    """A copy for some readers. ahead: it is made before the loops that read it."""
 
-    places: tuple[int, ...]
+    readers: tuple[int, ...]
+    ahead: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,39 +61,36 @@ class HandedOn:
 class PutTogether:
     """The gathered pieces that a copy is assembled from."""
 
-    copy: tuple[int, ...] | Ahead
+    copy: CopyFor
 
 
-Kind = str | tuple[int, ...] | Ahead | HandedOn | PutTogether  # one of these, or the readers of a copy
+Kind = str | CopyFor | HandedOn | PutTogether  # the names above, or one of these
 
 
 class Buffers:
     """The buffers of the array items of one problem."""
 
     def __init__(self, problem: Problem, items: Items, pricer: Pricer) -> None:
-        self._problem = problem
-        self._lives = items.lives
-        self._pricer = pricer
-        self._on_host, self._moved = on_host(problem.program), moved(problem.program)
-        self._no_host_memory = replacing(problem.program, items.lives.into_arguments) | in_transit(problem.program)
-        self._copies: dict[tuple[int, tuple[int, ...] | Ahead], list[Interval]] = {}
+        compilation, program = items.compilation, problem.program
+        self._problem, self._pricer = problem, pricer
+        self._lives, self._deaths = items.lives, items.lives.deaths
+        self._started, self._convolved = compilation.started, compilation.convolved
+        self._on_host, self._moved = on_host(program), moved(program)
+        self._no_host_memory = replacing(program, items.lives.into_arguments) | in_transit(program)
+        self._copies: dict[tuple[int, CopyFor], list[Interval]] = {}
         self._spans: dict[tuple[tuple[int, ...], Kind, bool], Spans] = {}
-        profile, elapsed = items.compilation.profile, items.compilation.elapsed
-        self._layouts = Layouts(problem, profile)
-        self._deaths = items.lives.deaths
-        self._started = items.compilation.started
-        self._convolved = items.compilation.convolved
-        self._waiting_results = waiting_results(problem.program, items.lives, profile)
-        self._typical_bytes = typical_bytes(problem.program, items.lives) / problem.mesh.devices
-        self._gathers_first = "loop-gathers-first" in profile.passes
-        self.on_chip = OnChipMemory(problem.program, problem.mesh.chip, profile, problem.mesh.devices, elapsed)
+        self._layouts = Layouts(problem, compilation.profile)
+        self._waiting_results = waiting_results(program, items.lives, compilation.profile)
+        self._typical_bytes = typical_bytes(program, items.lives) / problem.mesh.devices
+        self._gathers_first = "loop-gathers-first" in compilation.profile.passes
+        self.on_chip = OnChipMemory(program, problem.mesh, compilation.profile, compilation.elapsed)
 
     def held(self, item: ArrayItem, op_sharding: OpSharding, copies: list[Copy]) -> Iterator[tuple[Kind, float]]:
         """(kind, bytes of one array) of the buffers of an item; `intervals` gives their lifetimes.
 
         op_sharding: of the op that makes the item. copies: of it, see `Pricer.copies`.
         """
-        sharding = op_sharding.shardings[item.result]
+        sharding, computed = op_sharding.shardings[item.result], op_sharding.computed[item.result]
         if item.stored:
             own = self._layouts.kept(item, sharding)
             yield OWN, own
@@ -103,7 +101,6 @@ class Buffers:
             yield CONVOLVED, self._layouts.convolved(item, copied, sharding)
         partial = op_sharding.reduced or op_sharding.scattered[item.result]
         if any(partial or not self._started[value].added for value in item.values if value in self._started):
-            computed = op_sharding.computed[item.result]
             yield STARTED, self._layouts.laid_out(item, item.written_bytes, computed, computed)
         rows = max([size for _, size, _ in self._layouts.row_copies(item, sharding)], default=0.0)
         if rows:
@@ -112,26 +109,23 @@ class Buffers:
             yield SPREAD, spread + self._layouts.kept(item, sharding)  # with its exponentials
         if item.region >= 0:
             yield INSIDE, self._pricer.inside_bytes(item, op_sharding)
-        if op_sharding.scattered[item.result] or op_sharding.reduced:
-            yield (
-                HandedOn(tuple([copy.places for copy in copies])) if copies else REDUCED,
-                self._layouts.kept(item, sharding),
-            )
+        if partial:
+            reduced = HandedOn(tuple([copy.places for copy in copies])) if copies else REDUCED
+            yield reduced, self._layouts.kept(item, sharding)
             if op_sharding.scattered[item.result]:
-                computed = op_sharding.computed[item.result]
                 yield PARTIAL, self._layouts.laid_out(item, item.written_bytes, computed, computed)
                 if self._pricer.is_cut_late(item, op_sharding):
                     yield UNCUT, self._layouts.kept(item, computed) - self._layouts.kept(item, sharding)
         for copy in copies:
             size = self._pricer.moved_bytes(item, copy.places)
-            kind = Ahead(copy.places) if copy.ahead == len(copy.steps) else copy.places
+            kind = CopyFor(copy.places, copy.ahead == len(copy.steps))
             yield kind, self._layouts.laid_out(item, size, copy.sharding, sharding)
             if self._layouts.is_put_together(item, copy, sharding):
                 yield PutTogether(kind), self._layouts.laid_out(item, size, copy.sharding, sharding)
             # It is gathered partly ahead of loops and further within them.
             if copy.ahead < len(copy.steps) and any(step.kind == GATHER for step, _ in copy.steps[: copy.ahead]):
                 between = copy.steps[copy.ahead - 1][1]
-                yield Ahead(copy.places), self._layouts.laid_out(item, size, between, sharding)
+                yield CopyFor(copy.places, True), self._layouts.laid_out(item, size, between, sharding)
 
     def intervals(self, item: ArrayItem, kind: Kind) -> list[Interval]:
         """Live intervals in ticks of the buffers of that kind, over all values of the item."""
@@ -145,13 +139,10 @@ class Buffers:
             return [(first, first) for first, _ in self.of_value(item, kind.copy, value)]
         if isinstance(kind, HandedOn):
             return self._waiting(item, self._lives.times[self._problem.program.producer[value]], value, kind.copies)
-        if isinstance(kind, tuple):
-            intervals = self._copies.get((value, kind))
-            if intervals is None:
-                ahead = isinstance(kind, Ahead)
-                places = kind.places if isinstance(kind, Ahead) else kind
-                intervals = self._copies[value, kind] = self._copied(item, places, value, ahead=ahead)
-            return intervals
+        if isinstance(kind, CopyFor):
+            if (value, kind) not in self._copies:
+                self._copies[value, kind] = self._copied(item, kind, value)
+            return self._copies[value, kind]
         if kind == CONVOLVED:
             return [self._convolved[value].interval] if value in self._convolved else []
         if kind == WAITING:
@@ -182,7 +173,9 @@ class Buffers:
 
     def resting(self, item: ArrayItem) -> int:
         """The number of an item's arrays that are arguments in device memory."""
-        return sum(value not in self._on_host for value in item.values) if self._pricer.is_argument(item) else 0
+        program = self._problem.program
+        is_argument = program.ops[program.producer[item.values[0]]].name == ARGUMENT
+        return sum(value not in self._on_host for value in item.values) if is_argument else 0
 
     def brief(self, item: ArrayItem, kind: Kind, size: float) -> list[Interval]:
         """Those of these intervals that arrays of `size` bytes may spend in on-chip memory."""
@@ -219,7 +212,7 @@ class Buffers:
         if kind in (STARTED, WAITING, CONVOLVED, ROWS, SPREAD):
             return "temporary"
         if kind != OWN:
-            return "gathered" if isinstance(kind, tuple | PutTogether) else "partial"
+            return "gathered" if isinstance(kind, CopyFor | PutTogether) else "partial"
         program = self._problem.program
         maker = program.ops[program.producer[item.values[0]]].name
         return {ARGUMENT: "argument", CARRY: "carry"}.get(maker, "temporary")
@@ -283,11 +276,10 @@ class Buffers:
                     waiting.append(result)
         return last
 
-    def _copied(self, item: ArrayItem, places: tuple[int, ...], value: int, *, ahead: bool) -> list[Interval]:
-        """Live intervals of a copy; none where only loop carries or donated arguments use it. ahead: it is made before
-        loops."""
+    def _copied(self, item: ArrayItem, copy: CopyFor, value: int) -> list[Interval]:
+        """Live intervals of a copy; none where only loop carries or donated arguments use it."""
         program, patterns, lives = self._problem.program, self._problem.op_pattern, self._lives
-        wanted = {(item.readers[p].pattern, item.readers[p].position) for p in places}
+        wanted = {(item.readers[p].pattern, item.readers[p].position) for p in copy.readers}
         uses = [
             (op, position)
             for op, position in program.users[value]
@@ -297,7 +289,7 @@ class Buffers:
         home = program.ops[program.producer[value]].loop
         for use, read in zip(uses, readings(program, value, uses), strict=True):
             op, loop = use[0], program.ops[use[0]].loop
-            if ahead and read.ahead != read.inside:
+            if copy.ahead and read.ahead != read.inside:
                 outermost = loop
                 while (parent := program.loops[outermost].parent) != read.ahead.region.loop:
                     outermost = parent

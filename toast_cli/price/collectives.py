@@ -4,6 +4,7 @@ GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, combinations
@@ -13,8 +14,6 @@ from toast_cli.hardware.chips import find_preset
 from toast_cli.hardware.model import Link, Mesh, Nccl
 
 # ---------------------------------------------------------------- links
-# Time of a collective from mesh, kind, bytes and axes, by an alpha-beta model of the links. For GPUs: `nccl_lines`.
-#
 # Every collective takes `alpha + beta * bytes`: alpha from the latency of each hop or message, beta from the link
 # every byte has to cross. The formulas, for p devices that hold or end up with V bytes (W: bytes per second of one
 # link, one direction; R: what a device can receive along the dimension):
@@ -77,10 +76,8 @@ def alpha_beta(kind: str, links: Links) -> tuple[float, float]:
         return 2 * alpha, 2 * beta
     if kind == "all-to-all":
         return sum(map(_latency, tiers)), sum(max(map(_exchange, tier)) for tier in tiers)
-    if kind == "collective-permute":
-        crossed = list(chain.from_iterable(tiers))
-        return sum(map(_shift_latency, crossed)), max((1 / link.bytes_per_second for link in crossed), default=0.0)
-    raise ValueError(f"{kind} is none of {', '.join(KINDS)}")
+    crossed = list(chain.from_iterable(tiers))  # by a collective-permute
+    return sum(map(_shift_latency, crossed)), max((1 / link.bytes_per_second for link in crossed), default=0.0)
 
 
 def _gather(tiers: list[Links]) -> tuple[float, float]:
@@ -235,10 +232,10 @@ def nccl_lines(kind: str, links: tuple[Link, ...], chip: str) -> tuple[Line, ...
     if kind == "all-reduce":
         return (*group.rings(2), *group.trees(), *group.sharp())
     if kind == "all-gather":
-        return group.rings(1)
+        return tuple(group.rings(1))
     if kind == "reduce-scatter":
         return tuple([(alpha, beta * group.devices) for alpha, beta in group.rings(1)])
-    return group.pairs(exchange=kind == "all-to-all")
+    return tuple(group.pairs(exchange=kind == "all-to-all"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,61 +271,38 @@ class _Group:
     def devices(self) -> int:
         return self.size * self.nodes
 
-    def rings(self, passes: int) -> tuple[Line, ...]:
+    def rings(self, passes: int) -> Iterator[Line]:
         """passes: times that the array goes around."""
         between = self.nodes - 1
         within = self.devices - 1 - between
         carried = passes * (self.devices - 1) / self.devices
-        return tuple(
-            [
-                (
-                    each.ring + passes * (within * each.inside * self.step + between * each.outside * self.hop),
-                    carried / self._limited(each, each.rate * min(self.inside, self.outside)),
-                )
-                for each in _PROTOCOLS
-            ]
-        )
+        for each in _PROTOCOLS:
+            once = within * each.inside * self.step + between * each.outside * self.hop
+            yield each.ring + passes * once, carried / self._limited(each, each.rate * min(self.inside, self.outside))
 
-    def trees(self) -> tuple[Line, ...]:
-        if self.nodes == 1:
-            return ()
+    def trees(self) -> Iterator[Line]:
         chain, depth = self.size - 1, log2(self.nodes)
-        return tuple(
-            [
-                (
-                    each.tree + 2 * (chain * each.tree_inside * self.step + depth * each.tree_outside * self.hop),
-                    2 / self._limited(each, each.tree_rate * min(self.inside, self.outside)),
-                )
-                for each in _PROTOCOLS
-            ]
-        )
+        for each in _PROTOCOLS if self.nodes > 1 else ():
+            one_way = chain * each.tree_inside * self.step + depth * each.tree_outside * self.hop
+            rate = self._limited(each, each.tree_rate * min(self.inside, self.outside))
+            yield each.tree + 2 * one_way, 2 / rate
 
-    def sharp(self) -> tuple[Line, ...]:
+    def sharp(self) -> Iterator[Line]:
         """All-reduces that the switch adds up."""
-        if not self.nccl.sharp or self.size <= 2:
-            return ()
-        outside = self.outside * (2 if self.nodes == 2 else 1)
-        rate = min(self.inside * self.nccl.sharp, outside)
-        alpha = _SHARP_SECONDS + 2 * log2(self.nodes) * _SHARP_OUTSIDE * self.hop
-        return ((alpha, 2 * (self.devices - 1) / self.devices / rate),)
+        if self.nccl.sharp and self.size > 2:
+            outside = self.outside * (2 if self.nodes == 2 else 1)
+            rate = min(self.inside * self.nccl.sharp, outside)
+            alpha = _SHARP_SECONDS + 2 * log2(self.nodes) * _SHARP_OUTSIDE * self.hop
+            yield alpha, 2 * (self.devices - 1) / self.devices / rate
 
-    def pairs(self, *, exchange: bool) -> tuple[Line, ...]:
+    def pairs(self, *, exchange: bool) -> Iterator[Line]:
         """Every device sends to every other (exchange), or to the next one."""
         near = (self.size - 1) / self.devices if exchange else 1.0
         far = (self.devices - self.size) / self.devices if exchange else 1.0
-        network = self.outside / self.size
-        return tuple(
-            [
-                (
-                    each.ring + max(each.inside * self.step, each.outside * self.hop),
-                    max(
-                        near / self._limited(each, each.rate * self.inside),
-                        far / self._limited(each, each.rate * network),
-                    ),
-                )
-                for each in _PROTOCOLS
-            ]
-        )
+        for each in _PROTOCOLS:
+            inside = near / self._limited(each, each.rate * self.inside)
+            outside = far / self._limited(each, each.rate * (self.outside / self.size))
+            yield each.ring + max(each.inside * self.step, each.outside * self.hop), max(inside, outside)
 
     def _limited(self, protocol: _Protocol, rate: float) -> float:
         """The rate, with the limit of the LL protocol."""

@@ -35,7 +35,7 @@ from toast_cli.price.layouts import (
     tilings,
 )
 from toast_cli.price.liveness import Lives, find_lives, is_stacked
-from toast_cli.price.on_chip import elapsed_seconds, leave_early_reads, loop_residency, reuse_widths
+from toast_cli.price.on_chip import drop_early_fetches, elapsed_seconds, loop_residency, reuse_widths
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import Op, Program, once
 from toast_cli.program.ops import (
@@ -101,7 +101,7 @@ def compile_program(program: Program, free: tuple[bool, ...], chip: Chip, profil
     done = kernels(program, written, free, profile, form)
     lives = find_lives(program, stored, free, profile, parts)
     elapsed = elapsed_seconds(program, chip, profile, done, lives.times)
-    leave_early_reads(done, lives.times, elapsed, chip)
+    drop_early_fetches(done, lives.times, elapsed, chip)
     return Compilation(
         profile=profile,
         stored=stored,
@@ -146,19 +146,11 @@ class MemoryForm(NamedTuple):
 
 
 def kernels(
-    program: Program,
-    stored: list[bool],
-    free: tuple[bool, ...],
-    profile: CompilerProfile,
-    form: MemoryForm | None = None,
+    program: Program, stored: list[bool], free: tuple[bool, ...], profile: CompilerProfile, form: MemoryForm
 ) -> list[Kernel | None]:
     """[ops] the kernels of a program. Arguments, carries, results and collectives have none; manual regions are priced
-    separately.
-
-    form: of the values in memory; default: as they are.
-    """
-    ones = [1.0] * len(program.values)
-    grouping = _Grouping(program, stored, free, profile, form or MemoryForm(ones, ones, {}))
+    separately."""
+    grouping = _Grouping(program, stored, free, profile, form)
     merged = "common-subexpressions" in profile.passes
     scalars_free, unfilled = "scalar-unit" in profile.passes, unfilled_stacks(program, profile)
     for number, op in enumerate(program.ops):
@@ -173,7 +165,7 @@ def kernels(
         if any(stored[v] for v in op.results) and not (scalars_free and scalar):
             grouping.add_kernels(number)
     if "reduction-fusion" in profile.passes:
-        let_reductions_ride(program, grouping.kernels, grouping.reads, grouping.products, profile)
+        merge_reductions(program, grouping.kernels, grouping.reads, grouping.products, profile)
     if "normalization-fusion" in profile.passes:
         join_rows(program, grouping.kernels, grouping.reads, stored)
     return grouping.kernels
@@ -219,7 +211,7 @@ class _Grouping:
     ) -> None:
         self._program, self._free = program, free
         self._padding, self._parts, self._rows = padding, parts, _ = form
-        self._taken = list(stored)  # and contractions that are written because a kernel can contain only one
+        self._in_memory = list(stored)  # and contractions that are written because a kernel can contain only one
         self._moves = "moved-operands" in profile.passes
         self._joins, self._fetches = (
             name in profile.passes for name in ("multi-output-fusion", "memory-space-assignment")
@@ -307,7 +299,7 @@ class _Grouping:
                 continue
             if place == 0 and moved == NONE and (reader.kind.takes_part or (reader.name == PAD and self._moves)):
                 moved = reader.results[0]
-            if self._taken[value]:
+            if self._in_memory[value]:
                 self._read(value, reader, place, walk, side, moved)
             elif maker not in walk.members or (program.ops[maker].name == PAD and self._moves):
                 walk.members.add(maker)
@@ -318,7 +310,7 @@ class _Grouping:
                 elif walk.product < 0:
                     walk.product = maker
                 else:
-                    self._taken[value] = True
+                    self._in_memory[value] = True
                     walk.others.append(maker)
                     self._read(value, reader, place, walk, side, moved)
         return side
@@ -360,7 +352,7 @@ class _Grouping:
     def _written(self, op: Op, k: int) -> KernelSide:
         program, value = self._program, op.results[k]
         array, padding = program.values[value], self._padding[value]
-        if not self._taken[value]:
+        if not self._in_memory[value]:
             return KernelSide()
         if op.kind.updates:
             update = program.values[op.operands[-1 if op.name == SCATTER else 1]]
@@ -505,7 +497,7 @@ class Hosts:
 FAR = 300  # ops after which one array is assumed to depend on the other
 
 
-def let_reductions_ride(
+def merge_reductions(
     program: Program,
     kernels: list[Kernel | None],
     reads: dict[int, set[int]],

@@ -20,10 +20,6 @@ from toast_cli.program.model import Op, Program, factors_of
 from toast_cli.program.ops import ADD, ARGUMENT, CARRY, CONVERT, RAGGED_DOT, SELECT
 from toast_cli.program.values import loop_at, read_behind, transposed
 
-# ---------------------------------------------------------------- all kinds
-# Collectives as the compiler makes them: in which type they move, which become others, which are combined, and which
-# nothing waits for.
-
 
 class Narrowing:
     """The bits of a program's floating-point elements that collectives move; all of them without this pass.
@@ -75,6 +71,9 @@ def stays_gather(profile: CompilerProfile, shape: tuple[int, ...], shards: int) 
     return "small-gathers" not in profile.passes or len(shape) != 1 or shape[0] // shards >= LANES
 
 
+LARGE_SLICE = 64  # devices
+
+
 def stays_slice_gather(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], size: float) -> bool:
     """Whether the chip's compiler keeps an all-gather over `axes` whose result has `size` bytes on each device.
 
@@ -82,12 +81,11 @@ def stays_slice_gather(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ..
     links at once. `python -m benchmarks.singles` compiles gathers by libtpu 0.0.42.1: from 64 devices on, not of 32; on
     v4 and v5p of every size that was tried (64 MiB), on v5e and v6e for results of up to 16 MiB before narrowing.
     """
-    limits = profile.slice_gathers
     return (
         "slice-gathers" not in profile.passes
-        or mesh.devices < limits.devices
+        or mesh.devices < LARGE_SLICE
         or prod(mesh.sizes[axis] for axis in axes) < mesh.devices
-        or size > limits.bytes
+        or size > profile.slice_gather_bytes
         or any(link.kind not in ("ring", "line") for axis in axes for link in mesh.axes[axis].links)
     )
 
@@ -173,7 +171,7 @@ def late_values(program: Program, profile: CompilerProfile) -> list[bool]:
 
 
 # What an op reduces over, its loop and branches, whether nothing waits for it, number of reductions before it.
-_Place = tuple[Hashable | None, int, tuple[int, ...], bool, int]
+_CombiningKey = tuple[Hashable | None, int, tuple[int, ...], bool, int]
 
 
 def combined_shares(
@@ -198,7 +196,7 @@ def combined_shares(
         return [1.0] * len(program.ops)
     producer = program.producer
     before = [0] * len(program.ops)  # [ops] reductions of the same lateness on the longest path to it, itself included
-    places: dict[int, _Place] = {}
+    places: dict[int, _CombiningKey] = {}
     for number, op in enumerate(program.ops):
         longest, last, reduction = 0, late[number], over[number]
         for value in op.operands:
@@ -282,7 +280,7 @@ def stays_scatter(profile: CompilerProfile, mesh: Mesh, axes: tuple[int, ...], a
     if count == mesh.slice_devices and (len(torus) > 2 or (len(torus) == 2 and torus[0] == torus[1] >= SQUARE_EDGE)):
         return False
     streams = SQUARE_STREAMS if count == 4 and torus == [2, 2] else STREAMS
-    return _comes_apart(array, count, streams, profile.scatter_tiles // (count + PART_BUFFERS))
+    return _splits_into_whole_tiles(array, count, streams, profile.scatter_tiles // (count + PART_BUFFERS))
 
 
 def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
@@ -297,7 +295,7 @@ def _torus(mesh: Mesh, axes: tuple[int, ...]) -> list[int]:
 
 
 @lru_cache(maxsize=50_000)
-def _comes_apart(array: ScatteredArray, count: int, streams: int, most: int) -> bool:
+def _splits_into_whole_tiles(array: ScatteredArray, count: int, streams: int, most: int) -> bool:
     """Whether every device gets whole tiles, the same number for each stream. most: tiles in a part of the columns."""
     shape, dim, packed = array.shape, array.dim, max(1, WORD_BITS // array.bits)
     if len(shape) < 2 or shape[dim] % count:
@@ -353,7 +351,7 @@ class ScatterSource(NamedTuple):
     alone: bool = True
 
 
-class ScatterFates:
+class ScatterDecisions:
     """Memoised decisions for one problem."""
 
     def __init__(self, problem: Problem, profile: CompilerProfile) -> None:

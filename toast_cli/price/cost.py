@@ -267,11 +267,6 @@ def bounded_growth(chip: Chip, attained: Attained, dtype: str, factor: float) ->
     return min(factor, max(1.0, limit))
 
 
-def least_rows(grid: Grid, cuts: tuple[int, ...]) -> float:
-    """The shorter dimension of a product's result on one device."""
-    return min(local_size(grid.rows, cuts), local_size(grid.columns, cuts))
-
-
 def local_size(factors: Factors, cuts: tuple[int, ...]) -> float:
     """Elements along some factors on one device."""
     return prod(size / cuts[factor] for factor, size in factors)

@@ -30,7 +30,7 @@ from toast_cli.price.buffers import Buffers, Kind
 from toast_cli.price.cost import Alive, CollectiveUse, Cost, KernelUse
 from toast_cli.price.gpu_libraries import temporary_growth
 from toast_cli.price.items import Items, NeighbourItem, SumItem, WorkItem, make_items
-from toast_cli.price.kernel_pricing import WorkPricer, most_moments
+from toast_cli.price.kernel_pricing import WorkPricer
 from toast_cli.price.manual_regions import region_prices, regions_of
 from toast_cli.price.memo import (
     QUANTUM,
@@ -243,7 +243,7 @@ class ShareMemo:
         key = self._array_key(item, lowered)
         share = self._of_arrays.get(key) if key else NO_SHARE
         if share is None:
-            copies, (sharding, shardings) = self._pricer.copies(item, lowered), self._pricer.lies(item, lowered)
+            copies, (sharding, shardings) = self._pricer.copies(item, lowered), self._pricer.shardings_of(item, lowered)
             moving = self._sent(self._pricer.array_collectives(item, sharding, copies)) if copies else NO_COLLECTIVES
             rest = self._buffers.resting(item) * self._pricer.local(item.bytes, sharding)
             if key not in self._held:
@@ -606,7 +606,7 @@ class Evaluator:
     def _windows(self) -> Windows:
         if self._like is not None:
             return self._like._windows
-        return Windows(self.problem, self.items.compilation, most_moments(self._regions))
+        return Windows(self.problem, self.items.compilation, self._regions.moments)
 
     # -- buckets -------------------------------------------------------------------------------------------------
 

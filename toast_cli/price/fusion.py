@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from math import prod
 
 from toast_cli.price.gpu_libraries import (
-    fuses_updates,
     is_fused_lookup,
     is_read_by_convolution,
     library_computes,
     library_finishes,
     reorders,
 )
+from toast_cli.price.liveness import slice_writer, starts_empty
 from toast_cli.price.profile import CompilerProfile
 from toast_cli.program.model import Op, Program, factors_of
 from toast_cli.program.ops import (
@@ -30,7 +30,6 @@ from toast_cli.program.ops import (
     CONVERT,
     DIVIDE,
     DYNAMIC_SLICE,
-    DYNAMIC_UPDATE_SLICE,
     EXPONENTIAL,
     JOIN,
     MULTIPLY,
@@ -44,7 +43,6 @@ from toast_cli.program.ops import (
     SLICE,
     OpKind,
 )
-from toast_cli.program.values import expands_scalar
 
 NONE = -1
 ROUNDS = 2  # whether a value is written depends on its readers, which depend on what is written later
@@ -214,7 +212,7 @@ class _Fusion:
 
     def _computes(self, reader: Op) -> bool:
         """Whether an op fuses the computation of its operands."""
-        return reader.kind.fuses_operands or (self._fused_lookups and fuses_updates(reader))
+        return reader.kind.fuses_operands or (self._fused_lookups and reader.name == SCATTER)
 
     def _read_by(self, op: Op, value: int) -> dict[int, int]:
         read: dict[int, int] = {}
@@ -490,24 +488,13 @@ def _stacks_of_operands(program: Program, needed: list[int]) -> frozenset[int]:
     stacks: set[int] = set()
     for number, op in enumerate(program.ops):
         if op.name == CARRY and program.values[op.results[0]].dtype == "f32":
-            (stack,), update = op.results, program.producer[op.operands[1]]
-            if _is_filled(program, number, update) and _is_sliced_for_operands(program, number, needed):
-                stacks |= {stack, *op.operands}
+            only_stacked = starts_empty(program, op) and program.users[op.operands[1]] == [(number, 1)]
+            if only_stacked and slice_writer(program, op) and _is_sliced_for_operands(program, op, needed):
+                stacks |= {*op.results, *op.operands}
     return frozenset(stacks)
 
 
-def _is_filled(program: Program, number: int, update: int) -> bool:
-    """Whether a carry starts as a constant, and each iteration only writes a slice of it."""
-    carry, writes = program.ops[number], program.ops[update]
-    start, loop = program.ops[program.producer[carry.operands[0]]], program.loops[carry.loop]
-    inside = [use for use in program.users[carry.results[0]] if use[0] in loop]
-    starts_empty = start.kind.source or expands_scalar(start, program)
-    handed_on = writes.name == DYNAMIC_UPDATE_SLICE and program.users[carry.operands[1]] == [(number, 1)]
-    return starts_empty and handed_on and inside == [(update, 0)]
-
-
-def _is_sliced_for_operands(program: Program, number: int, needed: list[int]) -> bool:
-    carry = program.ops[number]
+def _is_sliced_for_operands(program: Program, carry: Op, needed: list[int]) -> bool:
     loop = program.loops[carry.loop]
     after = [use for use in program.users[carry.results[0]] if use[0] not in loop]
     slices = [program.ops[op] for op, position in after if position == 0 and program.ops[op].name == DYNAMIC_SLICE]

@@ -160,11 +160,6 @@ def is_fused_lookup(op: Op) -> bool:
     return op.kind.lookup and not op.kind.updates
 
 
-def fuses_updates(op: Op) -> bool:
-    """Whether the kernel of an op computes its updates."""
-    return op.name == SCATTER
-
-
 class ScatterStart(NamedTuple):
     """interval: from the array's initialisation to its scatter. added: the scatter adds directly to the other operand
     of an addition (see `scatters_into`), unless its result is partial."""
@@ -211,14 +206,10 @@ def temporary_growth(program: Program, stored: list[bool], profile: CompilerProf
     (`CompilerProfile.temporary_growth`, `python benchmarks/gpu.py`) stands for that.
     """
     growth = profile.temporary_growth if "temporary-growth" in profile.passes else 1.0
-    return growth * _bf16_growth(program, stored) if "bf16-widening" in profile.passes else growth
-
-
-def _bf16_growth(program: Program, stored: list[bool]) -> float:
-    """Bytes of temporaries with bf16 widened to f32 over those without, on chips that cannot compute in bf16 (P100,
-    V100); arguments and collectives stay narrow. stored: [values] whether each is written to memory.
-    """
+    if "bf16-widening" not in profile.passes:
+        return growth
+    # Chips that cannot compute in bf16 (P100, V100) get it widened to f32; arguments and collectives stay narrow.
     arguments = {argument.value for argument in program.arguments}
     written = [v for number, v in enumerate(program.values) if stored[number] and number not in arguments]
     wide = sum(value.bytes for value in written if value.dtype == "bf16")
-    return 1 + wide / max(1, sum(value.bytes for value in written))
+    return growth * (1 + wide / max(1, sum(value.bytes for value in written)))

@@ -19,7 +19,7 @@ from toast_cli.plan.reshard import WindowRead, read_of, windowed
 from toast_cli.plan.sharding import OpSharding
 from toast_cli.price.arrays import NO_REGION, ArrayItem, array_items
 from toast_cli.price.compilation import Compilation, compile_program
-from toast_cli.price.compiled_collectives import Narrowing, combined_shares, reductions_each
+from toast_cli.price.compiled_collectives import combined_shares, reductions_each
 from toast_cli.price.convolutions import packs_result
 from toast_cli.price.kernel import Kernel, KernelSide, Rows, arithmetic
 from toast_cli.price.liveness import Lives
@@ -37,10 +37,9 @@ class WorkSide(NamedTuple):
 
     Attributes:
         read: of a result, by the epilogue of a contraction. through: bytes that pass through the vector unit, or are
-            written. flops: elementwise. passing, staying, beside, widest, fetched: see
-            `KernelSide`.
+            written. flops: elementwise. passing, staying, beside, widest, fetched: see `KernelSide`.
         packed: part of `through` that counts though it stays on the chip, see `PixelProducts`. rows: arrays whose rows
-            run along given dimensions -> their part of these bytes, see `KernelSide`.
+            run along given dimensions -> their part of these bytes.
     """
 
     read: float = 0.0
@@ -121,8 +120,7 @@ def make_items(problem: Problem, profile: CompilerProfile) -> Items:
     """The items of a problem."""
     compilation = compile_program(problem.program, problem.free, problem.mesh.chip, profile)
     shares = reduction_shares(problem, compilation)
-    sums = sum_items(problem, compilation.late, compilation.needs, profile, shares)
-    work = work_items(problem, compilation, problem.terms, shares)
+    work, sums = work_items(problem, compilation, shares), sum_items(problem, compilation, shares)
     return Items(work, sums, neighbour_items(problem), array_items(problem, compilation), compilation)
 
 
@@ -136,22 +134,16 @@ def _type_of(program: Program, op: Op) -> str:
     return (arrays[0] if op.kernel is None else max(arrays, key=lambda array: array.bytes)).dtype
 
 
-def work_items(
-    problem: Problem, compilation: Compilation, terms: frozenset[int], shares: list[float]
-) -> tuple[WorkItem, ...]:
-    """Items of ops that have a kernel or may communicate; terms: ops whose partial results are terms of sums. shares:
-    [ops] see `combined_shares`."""
-    done, late, needs, profile = compilation.kernels, compilation.late, compilation.needs, compilation.profile
-    program = problem.program
+def work_items(problem: Problem, compilation: Compilation, shares: list[float]) -> tuple[WorkItem, ...]:
+    """Items of ops that have a kernel or may communicate. shares: [ops] see `combined_shares`."""
+    program, late, needs, profile = problem.program, compilation.late, compilation.needs, compilation.profile
     sizes, unreduced = [value.bytes for value in program.values], problem.not_reduced
     carried = _carried_terms(problem, profile)
-    runs: dict[Any, float] = defaultdict(float)
-    combined: dict[Any, float] = defaultdict(float)
-    members: dict[Any, list[int]] = defaultdict(list)
+    members: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, op in enumerate(program.ops):
         if not op.results or op.name in (ARGUMENT, CARRY):
             continue
-        kernel, pattern = done[number], problem.patterns[problem.op_pattern[number]]
+        kernel, pattern = compilation.kernels[number], problem.patterns[problem.op_pattern[number]]
         region = NO_REGION if op.region is None else number
         is_priced = kernel is not None or region != NO_REGION or pattern.result_pins or op.one_device
         if not is_priced and not _COMMUNICATE.intersection(pattern.form.kinds):
@@ -162,7 +154,7 @@ def work_items(
             _type_of(program, op),
             *_work(problem, op, kernel, profile),
             tuple(0 if v in unreduced else sizes[v] for v in op.results),
-            number in terms,
+            number in problem.terms,
             number in carried,
             tuple(needs.of_value(v) for v in op.results),
             all(late[v] for v in op.results),
@@ -172,14 +164,13 @@ def work_items(
             op.one_device,
             is_transfer(op),
         )
-        runs[key] += op.trips
-        combined[key] += op.trips * shares[number]
         members[key].append(number)
-    rows = (
-        (key[:-2], combined[key] / count if count else 1.0, count, members[key][0], tuple(members[key]))
-        for key, count in runs.items()
-    )
-    return tuple(WorkItem(*key, *rest) for key, *rest in rows)
+    items = []
+    for key, ops in members.items():
+        runs = sum([program.ops[n].trips for n in ops])
+        share = sum([program.ops[n].trips * shares[n] for n in ops]) / runs if runs else 1.0
+        items.append(WorkItem(*key[:-2], share=share, runs=runs, op=ops[0], ops=tuple(ops)))
+    return tuple(items)
 
 
 def _carried_terms(problem: Problem, profile: CompilerProfile) -> set[int]:
@@ -341,14 +332,10 @@ class SumItem:
         return tuple(accumulate((step.does == "term" for step in self.steps[:-1]), initial=0))
 
 
-def sum_items(
-    problem: Problem, late: list[bool], needs: Narrowing, profile: CompilerProfile, shares: list[float]
-) -> tuple[SumItem, ...]:
-    """The program's sums; late: [values]. shares: [ops] see `combined_shares`."""
-    program, pattern = problem.program, problem.op_pattern
-    runs: dict[tuple[Any, ...], float] = defaultdict(float)
-    combined: dict[tuple[Any, ...], float] = defaultdict(float)
-    example: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {}
+def sum_items(problem: Problem, compilation: Compilation, shares: list[float]) -> tuple[SumItem, ...]:
+    """The program's sums. shares: [ops] see `combined_shares`."""
+    program, pattern, late = problem.program, problem.op_pattern, compilation.late
+    alike: dict[tuple[Any, ...], list[Sum]] = defaultdict(list)
     loops = _Loops(problem)
     for summed in problem.sums:
         numbers = summed.terms
@@ -361,14 +348,26 @@ def sum_items(
         )
         read = tuple(sorted({(pattern[op], k) for op, k in readers(program, summed.end)}))
         result = program.ops[first].results[0]
-        each = reductions_each(program, summed.end, profile) if loop_at(program, first, 0) >= 0 else 1.0
-        key = (terms, steps, read, needs.of_value(summed.end), late[result], within, loops.adding(summed), each)
-        trips = trips_at(program, first, 0)
-        runs[key] += trips
-        combined[key] += trips * shares[max(numbers)]
-        example.setdefault(key, (numbers, summed.end))
-    rows = ((key, combined[key] / count if count else 1.0, count, *example[key]) for key, count in runs.items())
-    return tuple(SumItem(*key, *rest) for key, *rest in rows)
+        each = reductions_each(program, summed.end, compilation.profile) if loop_at(program, first, 0) >= 0 else 1.0
+        key = (
+            terms,
+            steps,
+            read,
+            compilation.needs.of_value(summed.end),
+            late[result],
+            within,
+            loops.adding(summed),
+            each,
+        )
+        alike[key].append(summed)
+    items = []
+    for key, sums in alike.items():
+        trips = [trips_at(program, summed.terms[0], 0) for summed in sums]
+        runs = sum(trips)
+        combined = sum([n * shares[max(summed.terms)] for n, summed in zip(trips, sums, strict=True)])
+        share = combined / runs if runs else 1.0
+        items.append(SumItem(*key, share=share, runs=runs, ops=sums[0].terms, end=sums[0].end))
+    return tuple(items)
 
 
 class _Loops:
@@ -434,7 +433,7 @@ def reduced(item: SumItem, lowered: Mapping[int, OpSharding]) -> Iterator[Reduce
 @dataclass(frozen=True, slots=True)
 class Reduced:
     """Terms that one reduction completes. place: of the first in `SumItem.terms`. partial: its partial value, None
-    where it is complete. count: of terms. cut: axes by which uses split it. op_sharding: of the first. apart: see
+    where it is complete. count: of terms. cut: axes by which uses split it. op_sharding: of the first. separate: see
     `Reduction.separate`."""
 
     place: int
@@ -442,7 +441,7 @@ class Reduced:
     count: int
     cut: Cuts
     op_sharding: OpSharding
-    apart: bool = False
+    separate: bool = False
 
 
 # ---------------------------------------------------------------- halo exchanges

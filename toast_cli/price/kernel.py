@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from toast_cli.price.cost import Grid, least_rows, local_size
+from toast_cli.price.cost import Grid, local_size
 from toast_cli.price.fusion import expansions, part_made
 from toast_cli.price.layouts import Tiling
 from toast_cli.price.profile import CompilerProfile
@@ -28,7 +28,7 @@ class KernelSide:
         part of these bytes in temporaries. widest: bytes of the largest of those, as they count in `reuse_widths`.
         staying: the part of these bytes in arrays that stay in on-chip memory while the loop runs, if all arrays that
             the loop keeps there fit; beside: bytes of all those, see `loop_residency`.
-        fetched: the part of these bytes that is fetched ahead if it fits, see `on_chip.leave_early_reads`.
+        fetched: the part of these bytes that is fetched ahead if it fits, see `on_chip.drop_early_fetches`.
         rows: the part of these bytes in arrays whose rows run along given dimensions, see `dims_of_rows`: a device that
             has a part of each row reads and writes whole tiles.
     """
@@ -154,7 +154,8 @@ def elements_walked(profile: CompilerProfile, grid: Grid, cuts: tuple[int, ...])
     two rows. Seen in single products of one row, with a batch and without (64 to 4,096 added up, f32 and bf16),
     compiled by libtpu 0.0.42.1 for v4, v5e, v5p and v6e (`python -m benchmarks.singles`).
     """
-    if "vector-products" not in profile.passes or grid.window > 1.0 or least_rows(grid, cuts) > 1.0:
+    if "vector-products" not in profile.passes or grid.window > 1.0:
         return 0.0
-    sizes = [local_size(factors, cuts) for factors in (grid.batch, grid.depth, grid.rows, grid.columns)]
-    return sizes[0] * sizes[1] * max(sizes[2:])
+    sides = grid.batch, grid.depth, grid.rows, grid.columns
+    batch, depth, rows, columns = (local_size(factors, cuts) for factors in sides)
+    return batch * depth * max(rows, columns) if min(rows, columns) <= 1.0 else 0.0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
-from typing import Protocol
 
 from toast_cli.hardware import matrix_rate
 from toast_cli.plan.problem import Problem
 from toast_cli.plan.sharding import FactorAxes, OpSharding, Sharding, shards
+from toast_cli.price.arrays import largest_shard
 from toast_cli.price.convolutions import ConvolvedImage, PixelProducts, convolved_images, is_reversed, pixel_products
 from toast_cli.price.cost import (
     STREAMED_ROWS,
@@ -29,7 +29,7 @@ from toast_cli.price.gpu_libraries import (
     gradient_slowdown,
     terms_of_whole_images,
 )
-from toast_cli.price.items import WorkItem
+from toast_cli.price.items import WorkItem, WorkSide
 from toast_cli.price.kernel import Rows, elements_walked
 from toast_cli.price.layouts import growth_in, slowdown, tile_growth, tile_of
 from toast_cli.price.on_chip import has_small_windows, kept_bytes
@@ -48,7 +48,7 @@ class WorkPricer:
     """Prices the work of one problem."""
 
     def __init__(self, problem: Problem, profile: CompilerProfile, regions: RegionPrices) -> None:
-        self._problem = problem
+        self._problem, self._program, self._chip = problem, problem.program, problem.mesh.chip
         self._regions = regions
         kept = problem.mesh.chip.sustained
         written, streamed = kept * profile.attained.hand_written, profile.attained.streamed or profile.attained.memory
@@ -71,7 +71,7 @@ class WorkPricer:
     def seconds(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Compute seconds of all ops of the item, each on its local shape."""
         if work.region >= 0:
-            return work.runs * self._regions[work.region].price(op_sharding.factor_axes).seconds
+            return work.runs * self._regions.price[work.region](op_sharding.factor_axes).seconds
         if (not work.kernels and not work.flops) or self._is_transfer(work):
             return 0.0
         if work.kernel is not None:
@@ -79,55 +79,51 @@ class WorkPricer:
             pieces, kernel = prod(self._pieces(op_sharding.factor_axes)), work.kernel
             each = kernel.products / pieces, kernel.vector / pieces, kernel.bytes / pieces
             reached = self._grouped if kernel.only_multiplies else self._hand_written
-            return work.runs * kernel_seconds(self._problem.mesh.chip, reached, work.dtype, *each)
-        sizes, chip, attained = self._sizes, self._problem.mesh.chip, self._attained
-        cuts = (
-            tuple([shards((axes,), sizes) for axes in op_sharding.factor_axes])
-            if work.flops or work.kind.matrix_unit
-            else ()
-        )
-        reduced_first = (
-            bool(work.unfinished) and not work.carried and (bool(op_sharding.reduced) or any(op_sharding.scattered))
-        )
-        reads, into, vector, transfers_in, kept_in, ahead = self._coming_in(work, op_sharding)
-        read, out, finishing, transfers_out, kept_out = self._going_out(
-            work,
-            op_sharding.reduced_to if reduced_first else op_sharding.computed,
-            cramped=self._is_cramped(work, cuts),
+            return work.runs * kernel_seconds(self._chip, reached, work.dtype, *each)
+        sizes, chip, attained = self._sizes, self._chip, self._attained
+        cuts = self._pieces(op_sharding.factor_axes) if work.flops or work.kind.matrix_unit else ()
+        partial = bool(op_sharding.reduced) or any(op_sharding.scattered)
+        # A partial product is written and reduced before its epilogue reads it.
+        reduced_first = bool(work.unfinished) and not work.carried and partial
+        results = op_sharding.reduced_to if reduced_first else op_sharding.computed
+        reads, into, vector, transfers_in, kept_in, ahead = self._operand_traffic(work, op_sharding)
+        read, out, finishing, transfers_out, kept_out = self._result_traffic(
+            work, results, cramped=self._is_cramped(work, cuts)
         )
         resident = work.in_loop and transfers_in + transfers_out == 0.0
         walked = self._walked(work, cuts)
         flops = work.flops / prod(cuts)
         if walked:  # in any memory
             into = max(into, walked * (attained.pass_bytes + DTYPE_BITS.get(work.dtype, 32) / 8) - reads)
+        # Kernels before and after it.
         extra = self._copying(work, op_sharding)
         if work.kind.convolution:  # copies of its operands before it and of its result after it
             moved = self._reversed(work, op_sharding) / (chip.memory_bytes_per_second * attained.memory)
-            extra = self._cutting(work, op_sharding) + extra + moved
+            extra = self._space_to_batch(work, op_sharding) + extra + moved
         if work.kind.lookup and work.kernels:
-            extra += self._stepping(work, op_sharding)
+            extra += self._lookup_steps(work, op_sharding)
+        # The kernel itself: a product with its epilogue, or elementwise work.
         rates = attained
         if work.kind.matrix_unit:
-            if "ragged-kernels" in self._profile.passes and self._problem.program.ops[work.op].name == RAGGED_DOT:
+            if "ragged-kernels" in self._profile.passes and self._program.ops[work.op].name == RAGGED_DOT:
                 rates = self._grouped
             if walked:
                 vector, flops = vector + flops, 0.0
             else:
                 flops = max(
                     flops * self._growth(work, op_sharding, cuts),
-                    self._turning(work, op_sharding),
+                    self._pixel_transposes(work, op_sharding),
                     self._sliding(work, op_sharding, cuts),
                 )
             moved = reads + read + max(into, out)
-            if reduced_first:  # written, reduced, then read by the epilogue
+            if reduced_first:
                 written_bytes, reduced_bytes = (
                     work.unfinished / shards(s[0], sizes) for s in (op_sharding.computed, op_sharding.reduced_to)
                 )
                 if resident and written_bytes <= self._kept_bytes:
                     written_bytes = reduced_bytes = 0.0
-                first = kernel_seconds(
-                    chip, attained, work.dtype, flops, vector, reads + max(into, written_bytes), work.kernels
-                )
+                moved = reads + max(into, written_bytes)
+                first = kernel_seconds(chip, attained, work.dtype, flops, vector, moved, work.kernels)
                 first = max(first, ahead / chip.memory_bytes_per_second)
                 finished = read + out + reduced_bytes + self._on_the_chip(kept_out)
                 second = kernel_seconds(chip, self._elementwise, "", 0.0, finishing, finished, 0.0)
@@ -135,7 +131,7 @@ class WorkPricer:
         else:
             rates, vector, flops = self._elementwise, vector + flops, 0.0
             if resident and self._on_chip.vector_speed:
-                moved = self._on_the_chip(self._touched(work, op_sharding))
+                moved = self._on_the_chip(self._bytes_touched(work, op_sharding))
             else:
                 passes = into * (REDUCING if work.kind.name == REDUCE else 1.0)
                 moved = max(passes, reads + read + out + self._on_the_chip(kept_in + kept_out))
@@ -144,22 +140,21 @@ class WorkPricer:
 
     def transfer_seconds(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Seconds of transfers between device and host memory."""
-        rate = self._problem.mesh.chip.host_bytes_per_second
+        rate = self._chip.host_bytes_per_second
         if not rate or not self._is_transfer(work):
             return 0.0
-        program = self._problem.program
-        size = program.values[program.ops[work.op].results[0]].bytes
+        size = self._program.values[self._program.ops[work.op].results[0]].bytes
         return work.runs * size / shards(op_sharding.computed[0], self._sizes) / rate
 
     def _is_transfer(self, work: WorkItem) -> bool:
-        return is_transfer(self._problem.program.ops[work.op])
+        return is_transfer(self._program.ops[work.op])
 
     def _on_the_chip(self, moved: float) -> float:
         """Bytes of device memory that elementwise work reads as fast as these bytes of on-chip memory."""
         speed = self._on_chip.vector_speed
         return moved / speed if speed else 0.0
 
-    def _touched(self, work: WorkItem, op_sharding: OpSharding) -> float:
+    def _bytes_touched(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Bytes that a kernel reads and writes, in any memory."""
         sizes, total = self._sizes, 0.0
         for side, sharding in zip(work.operands, op_sharding.operands, strict=True):
@@ -176,48 +171,46 @@ class WorkPricer:
 
     def _growth(self, work: WorkItem, op_sharding: OpSharding, cuts: tuple[int, ...]) -> float:
         """The factor by which padding to the matrix unit increases a product's flops."""
-        chip, attained = self._problem.mesh.chip, self._attained
+        chip, attained = self._chip, self._attained
         pixels = self._pixel_products(work)
         if pixels:
             image, kernel = (self._pieces(sharding) for sharding in op_sharding.operands)
             return bounded_growth(chip, attained, work.dtype, pixels.growth(image, kernel))
-        program = self._problem.program
-        part = f32_part(program, program.ops[work.op]) if work.kind.convolution and self._libraries else 0.0
+        op = self._program.ops[work.op]
+        part = f32_part(self._program, op) if work.kind.convolution and self._libraries else 0.0
         if part:
             return matrix_rate(chip, work.dtype) * attained.matrix / (chip.vector_flops * part)
         factor = product_growth(chip, attained, work.dtype, self._grid(work), cuts)
         if work.kind.convolution and self._libraries:
-            op = self._problem.program.ops[work.op]
             factor *= gradient_slowdown(op, DTYPE_BITS.get(work.dtype, 32))
         return factor
 
-    def _turning(self, work: WorkItem, op_sharding: OpSharding) -> float:
+    def _pixel_transposes(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Flops that take as long as transposing pixels between images and features in the lanes, see
         `convolutions`."""
-        pixels, chip = self._pixel_products(work), self._problem.mesh.chip
+        pixels, chip = self._pixel_products(work), self._chip
         turned = pixels.turned(*(self._pieces(sharding) for sharding in op_sharding.operands)) if pixels else 0
         if not turned:
             return 0.0
-        op, pieces = self._problem.program.ops[work.op], self._pieces(op_sharding.computed[0])
+        op, pieces = self._program.ops[work.op], self._pieces(op_sharding.computed[0])
         count = turned * prod(w.outputs / pieces[w.result_dim] for w in op.windows)
         seconds = count * self._profile.turning_cycles / chip.clock_hertz
         return seconds * matrix_rate(chip, work.dtype) * self._attained.matrix
 
     def _sliding(self, work: WorkItem, op_sharding: OpSharding, cuts: tuple[int, ...]) -> float:
         """Flops that take as long as sliding a whole image, see `gpu_libraries`."""
-        op, program = self._problem.program.ops[work.op], self._problem.program
+        op, values, chip = self._program.ops[work.op], self._program.values, self._chip
         terms = terms_of_whole_images(op) if work.kind.convolution and self._libraries else 0
         if not terms:
             return 0.0
         columns = local_size(self._grid(work).columns, cuts)
-        kernel, result = program.values[op.operands[1]], program.values[op.results[0]]
+        kernel, result = values[op.operands[1]], values[op.results[0]]
         features = (
             kernel.elements / shards(op_sharding.operands[1], self._sizes) / columns / prod(w.size for w in op.windows)
         )
         rows = result.elements / shards(op_sharding.computed[0], self._sizes) / columns
-        chip, count = self._problem.mesh.chip, self._attained.multiprocessors
-        edge, wide = RESULT_TILE, DTYPE_BITS.get(work.dtype, 32) > 16
-        high, broad = (min(edge, STREAMED_ROWS * ceil(n / STREAMED_ROWS)) for n in (rows, columns))
+        count, wide = self._attained.multiprocessors, DTYPE_BITS.get(work.dtype, 32) > 16
+        high, broad = (min(RESULT_TILE, STREAMED_ROWS * ceil(n / STREAMED_ROWS)) for n in (rows, columns))
         rounds = ceil(ceil(rows / high) * ceil(columns / broad) / count)
         rate = chip.vector_flops / count * (1.0 if wide else 2.0)
         seconds = 2.0 * rounds * high * broad * terms * features / rate
@@ -225,8 +218,7 @@ class WorkPricer:
 
     def _pixel_products(self, work: WorkItem) -> PixelProducts | None:
         if work.kind.convolution and work.op not in self._pixels:
-            program = self._problem.program
-            self._pixels[work.op] = pixel_products(program, program.ops[work.op], self._profile)
+            self._pixels[work.op] = pixel_products(self._program, self._program.ops[work.op], self._profile)
         return self._pixels.get(work.op)
 
     def _pieces(self, sharding: Sharding) -> tuple[int, ...]:
@@ -237,21 +229,19 @@ class WorkPricer:
         order that a library requires, see `gpu_libraries`."""
         if not work.kind.matrix_unit or not self._libraries:
             return 0.0
-        program, rate = self._problem.program, self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory
-        op = program.ops[work.op]
+        op, rate = self._program.ops[work.op], self._chip.memory_bytes_per_second * self._attained.memory
         arrays = [
             *zip(op.operands, op_sharding.operands, strict=True),
             *zip(op.results, op_sharding.computed, strict=True),
         ]
-        sizes = [program.values[value].bytes / shards(sharding, self._sizes) for value, sharding in arrays]
+        sizes = [self._program.values[value].bytes / shards(sharding, self._sizes) for value, sharding in arrays]
         if work.kind.convolution:
             return 4.0 * min(sizes) / rate + self._attained.kernel_seconds
-        copied = self._copies.get(work.op)
-        if copied is None:
-            copied = self._copies[work.op] = copied_operands(program, op)
-        return sum(2.0 * sizes[position] / rate + self._attained.kernel_seconds for position in copied)
+        if work.op not in self._copies:
+            self._copies[work.op] = copied_operands(self._program, op)
+        return sum(2.0 * sizes[position] / rate + self._attained.kernel_seconds for position in self._copies[work.op])
 
-    def _stepping(self, work: WorkItem, op_sharding: OpSharding) -> float:
+    def _lookup_steps(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Seconds that XLA:TPU takes to look up one index after another, beside the bytes: 10 cycles each, and 7 for
         each 128 elements that a scatter updates.
 
@@ -261,97 +251,94 @@ class WorkPricer:
         """
         if "lookup-steps" not in self._profile.passes:
             return 0.0
-        form, updates = self._problem.patterns[work.pattern].form, self._problem.program.ops[work.op].name == SCATTER
+        form, updates = self._problem.patterns[work.pattern].form, self._program.ops[work.op].name == SCATTER
         rows_of = form.operands[-1] if updates else form.results[0]
         moved, by_index = factors_of(rows_of, form.operands[len(form.operands) // 2])
         sizes = [ceil(n / k) for n, k in zip(form.sizes, self._pieces(op_sharding.factor_axes), strict=True)]
         rows, row = (prod(sizes[f] for f in factors) for factors in (moved & by_index, moved - by_index))
         cycles = 7.0 * ceil(row / 128) if updates else 10.0
-        return rows * cycles / self._problem.mesh.chip.clock_hertz
+        return rows * cycles / self._chip.clock_hertz
 
     def _reversed(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Bytes read and written to reverse the second operand of a convolution, see `is_reversed`."""
-        op, program = self._problem.program.ops[work.op], self._problem.program
+        op = self._program.ops[work.op]
         if not is_reversed(op, self._profile):
             return 0.0
-        local = self._local(program.values[op.operands[1]].shape, op_sharding.operands[1])
+        local = self._local(self._program.values[op.operands[1]].shape, op_sharding.operands[1])
         over = {w.kernel_dim for w in op.windows}
         wasted = tile_growth(local, tuple(d for d in range(len(local)) if d not in over), tile_of(self._profile))
         return prod(local) * wasted * self._profile.product_bits / 8 * (1 + self._attained.narrow_write)
 
     def _local(self, shape: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
-        return tuple([ceil(n / k) for n, k in zip(shape, self._pieces(sharding), strict=True)])
+        return largest_shard(shape, sharding, self._sizes)
 
-    def _cutting(self, work: WorkItem, op_sharding: OpSharding) -> float:
+    def _space_to_batch(self, work: WorkItem, op_sharding: OpSharding) -> float:
         """Seconds of space-to-batch of a convolution's operand and result, see `convolutions`."""
-        images = self._images.get(work.op)
-        if images is None:
-            cut = convolved_images(self._problem.program, work.op, self._profile)
-            images = self._images[work.op] = tuple(cut)
+        if work.op not in self._images:
+            self._images[work.op] = tuple(convolved_images(self._program, work.op, self._profile))
         bytes_moved = 0.0
-        for image, sharding in zip(images, (op_sharding.operands[0], op_sharding.computed[0]), strict=False):
+        sides = op_sharding.operands[0], op_sharding.computed[0]
+        for image, sharding in zip(self._images[work.op], sides, strict=False):
             bytes_moved += image.moved(self._local(image.shape, sharding))
-        return bytes_moved / (self._problem.mesh.chip.memory_bytes_per_second * self._attained.memory)
+        return bytes_moved / (self._chip.memory_bytes_per_second * self._attained.memory)
 
-    def _coming_in(self, work: WorkItem, op_sharding: OpSharding) -> tuple[float, float, float, float, float, float]:
+    def _operand_traffic(
+        self, work: WorkItem, op_sharding: OpSharding
+    ) -> tuple[float, float, float, float, float, float]:
         """(bytes read, most bytes of one array that pass through the vector unit, elementwise flops, bytes from device
         memory, bytes read from on-chip memory, bytes fetched ahead) of a kernel's operands."""
-        limit, sizes = self._kept_bytes, self._sizes
+        limit, is_product = self._kept_bytes, work.kind.matrix_unit
         reads = most = vector = transfers = kept = ahead = 0.0
-        elementwise = not work.kind.matrix_unit
-        for (read, through, flops, passing, staying, beside, widest, fetched, _, rows), sharding in zip(
-            work.operands, op_sharding.operands, strict=True
-        ):
-            if read or flops:
-                count = shards(sharding, sizes)
-                if rows and (wasted := self._rows_growth(rows, sharding, elementwise)) != 1.0:
-                    read, through, flops, passing, widest = (
-                        wasted * size for size in (read, through, flops, passing, widest)
-                    )
-                if widest <= limit * count:
-                    read -= passing
-                    kept += passing / count
-                if not elementwise and fetched <= self._on_chip.bytes * count:
-                    read -= fetched
-                    ahead += fetched / count
-                spared = self._spared(beside, count) if staying else 0.0
+        for side, count in self._on_device(work.operands, op_sharding.operands, is_product):
+            read, staying = side.read, side.staying
+            if read or side.flops:
+                if side.widest <= limit * count:
+                    read -= side.passing
+                    kept += side.passing / count
+                if is_product and side.fetched <= self._on_chip.bytes * count:
+                    read -= side.fetched
+                    ahead += side.fetched / count
+                spared = self._spared(side.beside, count) if staying else 0.0
                 transfers += read - staying if spared else read
                 reads += (read - staying * spared) / count
-                vector += flops / count
-                most = max(most, through / count)
+                vector += side.flops / count
+                most = max(most, side.through / count)
         return reads, most, vector, transfers, kept, ahead
 
-    def _going_out(
+    def _result_traffic(
         self, work: WorkItem, shardings: tuple[Sharding, ...], *, cramped: bool
     ) -> tuple[float, float, float, float, float]:
         """(bytes read, bytes written, elementwise flops, bytes from and to device memory, bytes that stay on the chip)
         of a kernel's results, which have these shardings. cramped: its windows are small."""
-        limit, sizes = self._kept_bytes, self._sizes
         reads = out = vector = transfers = kept = 0.0
-        elementwise = not work.kind.matrix_unit
-        for (read, through, flops, passing, staying, beside, widest, _, packed, rows), sharding in zip(
-            work.results, shardings, strict=True
-        ):
-            count = shards(sharding, sizes)
-            if rows and (wasted := self._rows_growth(rows, sharding, elementwise)) != 1.0:
-                read, through, flops, passing, widest = (
-                    wasted * size for size in (read, through, flops, passing, widest)
-                )
-            vector += flops / count
-            lies = 0.0
-            if staying and (spared := self._spared(beside, count)):
+        for side, count in self._on_device(work.results, shardings, work.kind.matrix_unit):
+            read, through, resident_part = side.read, side.through, 0.0
+            vector += side.flops / count
+            if side.staying and (spared := self._spared(side.beside, count)):
                 if cramped:
                     spared = 1.0 - 1.0 / self._on_chip.vector_speed
-                lies = staying / max(staying, read + through)
-                read, through = read * (1.0 - lies * spared), through * (1.0 - lies * spared)
-            if not passing or widest > limit * count:
-                transfers += (read + through) * (1.0 - lies)
+                resident_part = side.staying / max(side.staying, read + through)
+                read, through = read * (1.0 - resident_part * spared), through * (1.0 - resident_part * spared)
+            if not side.passing or side.widest > self._kept_bytes * count:
+                transfers += (read + through) * (1.0 - resident_part)
                 reads += read / count
                 out += through / count
             else:
-                out += packed / count
-                kept += passing / count
+                out += side.packed / count
+                kept += side.passing / count
         return reads, out, vector, transfers, kept
+
+    def _on_device(
+        self, sides: Sequence[WorkSide], shardings: Sequence[Sharding], is_product: bool
+    ) -> Iterator[tuple[WorkSide, int]]:
+        """(side, its number of shards) of each, with what tiles of rows add to its bytes and flops."""
+        for side, sharding in zip(sides, shardings, strict=True):
+            wasted = self._rows_growth(side.rows, sharding, not is_product) if side.rows else 1.0
+            if wasted != 1.0:
+                scaled = [wasted * size for size in (side.read, side.through, side.flops, side.passing, side.widest)]
+                read, through, flops, passing, widest = scaled
+                side = side._replace(read=read, through=through, flops=flops, passing=passing, widest=widest)
+            yield side, shards(sharding, self._sizes)
 
     def _rows_growth(self, rows: tuple[tuple[Rows, float], ...], sharding: Sharding, elementwise: bool) -> float:
         """The factor by which tiles that hold a part of each row, or few rows, increase the bytes and flops of one
@@ -383,15 +370,15 @@ class WorkPricer:
         """Whether a product adds to an array that a loop keeps in small windows, see `has_small_windows`."""
         if not work.kind.contraction or not any(side.staying for side in work.results):
             return False
-        grid, program = self._grid(work), self._problem.program
+        grid = self._grid(work)
         batch, rows, columns = (local_size(factors, cuts) for factors in (grid.batch, grid.rows, grid.columns))
-        bits = program.values[program.ops[work.op].results[0]].bits
+        bits = self._program.values[self._program.ops[work.op].results[0]].bits
         return has_small_windows(self._profile, batch * rows, columns, bits)
 
     def uses(self, work: WorkItem, op_sharding: OpSharding) -> Iterator[KernelUse]:
         """Work and time of the item's kernels."""
         if work.region >= 0:
-            yield from self._regions[work.region].price(op_sharding.factor_axes).kernels_in(work.runs)
+            yield from self._regions.price[work.region](op_sharding.factor_axes).kernels_in(work.runs)
             return
         seconds = self.seconds(work, op_sharding)
         if seconds:
@@ -413,11 +400,10 @@ class WorkPricer:
         return work.runs * flops, work.runs * moved
 
     def _grid(self, work: WorkItem) -> Grid:
-        grid = self._grids.get(work.op)
-        if grid is None:
+        if work.op not in self._grids:
             form = self._problem.patterns[work.pattern].form
-            grid = self._grids[work.op] = grid_of(form, work.flops, work.kind.convolution)
-        return grid
+            self._grids[work.op] = grid_of(form, work.flops, work.kind.convolution)
+        return self._grids[work.op]
 
 
 # ---------------------------------------------------------------- one run of a manual region
@@ -468,20 +454,10 @@ class RegionPrice:
             yield replace(use, count=runs * use.count, seconds=runs * use.seconds)
 
 
-class PricedRegion(Protocol):
-    """An op that is a manual region."""
+@dataclass(frozen=True)
+class RegionPrices:
+    """The manual regions of a program. price: op -> the price of one run, given the axes that split its factors.
+    moments: of a run of the longest region, see `timeline`."""
 
-    def price(self, split: FactorAxes) -> RegionPrice:
-        """The price of one run on one device when these axes split its factors."""
-
-    @property
-    def moments(self) -> int:
-        """The number of moments of a run, see `timeline`."""
-
-
-RegionPrices = Mapping[int, PricedRegion]  # op -> its price
-
-
-def most_moments(prices: RegionPrices) -> int:
-    """The number of moments of the longest region."""
-    return max([region.moments for region in prices.values()], default=0)
+    price: Mapping[int, Callable[[FactorAxes], RegionPrice]]
+    moments: int

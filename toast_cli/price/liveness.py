@@ -273,13 +273,8 @@ def unified_carries(program: Program, profile: CompilerProfile) -> frozenset[int
 def _is_unified(program: Program, number: int) -> bool:
     op = program.ops[number]
     (stack,), loop = op.results, program.loops[op.loop]
-    init = program.ops[program.producer[op.operands[0]]]
-    if loop.parent < 0 or not (init.kind.source or expands_scalar(init, program)):
-        return False
-    inside = [use for use in program.users[stack] if use[0] in loop]
-    after = [use for use in program.users[stack] if use not in inside]
-    update = program.producer[op.operands[1]]
-    if program.ops[update].name != DYNAMIC_UPDATE_SLICE or inside != [(update, 0)] or len(after) != 1:
+    after = [use for use in program.users[stack] if use[0] not in loop]
+    if loop.parent < 0 or len(after) != 1 or not (starts_empty(program, op) and slice_writer(program, op)):
         return False
     (around, position) = after[0]
     if program.ops[around].name != CARRY or position != 1 or program.ops[around].loop != loop.parent:
@@ -305,9 +300,13 @@ def _wanted_outermost(program: Program, array: int, loop: Loop) -> frozenset[int
                 batch, is_wanted = _batch_dims(program, op, position)
                 if is_wanted or (DYNAMIC_UPDATE_SLICE in passed and DYNAMIC_SLICE in passed):
                     return _same_dims(program, batch, value, array)
-            elif position == 0 and _is_followed(op) and op.results[0] not in reached:
+                continue
+            followed = op.kind.view_or_convert or op.name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, CARRY)
+            if position == 0 and followed and op.results[0] not in reached:
                 reached.add(op.results[0])
-                waiting.append((op.results[0], _after(passed, op.name)))
+                # An update after the slice belongs to the slice and does not count.
+                counts = op.name != DYNAMIC_UPDATE_SLICE or DYNAMIC_SLICE not in passed
+                waiting.append((op.results[0], passed | {op.name} if counts else passed))
     return None
 
 
@@ -315,16 +314,6 @@ def _same_dims(program: Program, dims: Iterable[int], value: int, other: int) ->
     """Those of the dimensions, counted from the last, that no reshape between the two arrays moves."""
     shape, target = program.values[value].shape, program.values[other].shape
     return frozenset(dim for dim in dims if shape[dim:] == target[dim:])
-
-
-def _is_followed(op: Op) -> bool:
-    return op.kind.view_or_convert or op.name in (DYNAMIC_SLICE, DYNAMIC_UPDATE_SLICE, CARRY)
-
-
-def _after(passed: frozenset[str], name: str) -> frozenset[str]:
-    """The names of ops passed so far, and this one; an update after the slice belongs to the slice and does not
-    count."""
-    return passed if name == DYNAMIC_UPDATE_SLICE and DYNAMIC_SLICE in passed else passed | {name}
 
 
 def _batch_dims(program: Program, op: Op, position: int) -> tuple[list[int], bool]:
@@ -428,17 +417,29 @@ def returned_stacks(program: Program, profile: CompilerProfile) -> list[int]:
 
 def is_stacked(program: Program, carry: Op) -> bool:
     """Whether a loop writes every slice of a carry, in the order of its counter, and reads none."""
-    loop, update = program.loops[carry.loop], program.producer[carry.operands[1]]
-    op = program.ops[update]
-    if op.name != DYNAMIC_UPDATE_SLICE or op.operands[0] != carry.results[0]:
+    update = slice_writer(program, carry)
+    if update is None:
         return False
-    if any(user in loop and user != update for user, _ in program.users[carry.results[0]]):
-        return False
-    stack_shape, slice_shape = (program.values[value].shape for value in op.operands[:2])
+    stack_shape, slice_shape = (program.values[value].shape for value in update.operands[:2])
     return any(
-        program.ops[program.producer[start]].name == CARRY and stack_shape[dim] == slice_shape[dim] * loop.trips
-        for dim, start in enumerate(op.operands[2:])
+        program.ops[program.producer[start]].name == CARRY
+        and stack_shape[dim] == slice_shape[dim] * program.loops[carry.loop].trips
+        for dim, start in enumerate(update.operands[2:])
     )
+
+
+def slice_writer(program: Program, carry: Op) -> Op | None:
+    """The op that writes a slice of a carry in each iteration, if it is the only one in the loop that reads it."""
+    number = program.producer[carry.operands[1]]
+    inside = [use for use in program.users[carry.results[0]] if use[0] in program.loops[carry.loop]]
+    writes = program.ops[number].name == DYNAMIC_UPDATE_SLICE and inside == [(number, 0)]
+    return program.ops[number] if writes else None
+
+
+def starts_empty(program: Program, carry: Op) -> bool:
+    """Whether the initial value of a carry is a constant."""
+    start = program.ops[program.producer[carry.operands[0]]]
+    return start.kind.source or expands_scalar(start, program)
 
 
 # ---------------------------------------------------------------- the schedule

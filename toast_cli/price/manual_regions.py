@@ -8,7 +8,8 @@ split as its operands and results are, by a plan for that program.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from math import prod
 
 from toast_cli.dimensions import analyse
@@ -22,7 +23,7 @@ from toast_cli.price.buffers import Buffers
 from toast_cli.price.collectives import collective_seconds
 from toast_cli.price.cost import BY_HAND, INSIDE, CollectiveUse
 from toast_cli.price.items import Items, make_items
-from toast_cli.price.kernel_pricing import RegionPrice, RegionPrices, WorkPricer, most_moments
+from toast_cli.price.kernel_pricing import RegionPrice, RegionPrices, WorkPricer
 from toast_cli.price.memo import Bucket
 from toast_cli.price.pricing import Lowered, Pricer
 from toast_cli.price.profile import CompilerProfile
@@ -40,7 +41,7 @@ MOST_GPUS_OF_A_HOST = 8  # NVLink domains of 72 GPUs span hosts, which presets d
 
 
 def region_prices(problem: Problem, profile: CompilerProfile) -> RegionPrices:
-    """Op number -> price of that manual region."""
+    """The prices of all manual regions of a problem."""
     regions: dict[object, _Region] = {}  # layers have equal regions
     prices = {}
     for number, op in enumerate(problem.program.ops):
@@ -49,38 +50,18 @@ def region_prices(problem: Problem, profile: CompilerProfile) -> RegionPrices:
             key = _meaning(op.region), pattern.form, pattern.closed
             if key not in regions:
                 regions[key] = _Region(op.region, pattern, problem.mesh, profile)
-            prices[number] = _RegionAtOp(regions[key], number, (*op.results, *op.operands, -1)[0])
-    return prices
+            # Its collectives are reported for an array at its boundary.
+            prices[number] = partial(regions[key].price, number, (*op.results, *op.operands, -1)[0])
+    return RegionPrices(prices, max([region.windows.end for region in regions.values()], default=0))
 
 
 def regions_of(items: Items | Bucket, lowered: Lowered, prices: RegionPrices) -> list[tuple[int, InRegion]]:
     """The manual regions among some items, with what is in them."""
     return [
-        (item.op, prices[item.region].price(lowered[item.pattern].factor_axes).inside)
+        (item.op, prices.price[item.region](lowered[item.pattern].factor_axes).inside)
         for item in items.work
         if item.region >= 0
     ]
-
-
-@dataclass(frozen=True)
-class _RegionAtOp:
-    """A region at one op, with an array at its boundary that its collectives are reported for."""
-
-    region: _Region
-    op: int
-    value: int
-    prices: dict[FactorAxes, RegionPrice] = field(default_factory=dict)
-
-    @property
-    def moments(self) -> int:
-        """The number of moments of a run."""
-        return self.region.windows.end
-
-    def price(self, split: FactorAxes) -> RegionPrice:
-        """Its price when these axes split its factors."""
-        if split not in self.prices:
-            self.prices[split] = self.region.price(split).reported_for(self.op, self.value)
-        return self.prices[split]
 
 
 class _Region:
@@ -96,17 +77,20 @@ class _Region:
         self._pricer = Pricer(self._problem, self._items, self._within)
         self._work = WorkPricer(self._problem, profile, self._within)
         self._in_blocks = "ragged-blocks" in profile.passes
-        self.windows = Windows(self._problem, self._items.compilation, most_moments(self._within))
+        self.windows = Windows(self._problem, self._items.compilation, self._within.moments)
         self._arrays = ArrayKernels(self._problem, profile)
         self._groups = _groups(self._problem, pattern)
-        self._known: dict[Plan, RegionPrice] = {}
+        self._prices: dict[Plan, RegionPrice] = {}
+        self._prices_at: dict[tuple[int, FactorAxes], RegionPrice] = {}
 
-    def price(self, split: FactorAxes) -> RegionPrice:
-        """The price of one run when these axes split its factors."""
-        plan = self._plan(split)
-        if plan not in self._known:
-            self._known[plan] = self._price(plan)
-        return self._known[plan]
+    def price(self, op: int, value: int, split: FactorAxes) -> RegionPrice:
+        """The price of one run at an op when these axes split its factors; collectives are reported for that value."""
+        if (op, split) not in self._prices_at:
+            plan = self._plan(split)
+            if plan not in self._prices:
+                self._prices[plan] = self._price(plan)
+            self._prices_at[op, split] = self._prices[plan].reported_for(op, value)
+        return self._prices_at[op, split]
 
     def _plan(self, split: FactorAxes) -> Plan:
         """The plan for the body in which these axes split its factors."""
@@ -126,7 +110,7 @@ class _Region:
         lowered[LOOP_EDGES] = edges(problem.mesh.sizes, held_over(problem.roles, plan))
         kernels = [use for work in items.work for use in self._work.uses(work, lowered[work.pattern])]
         for array in items.arrays:
-            kernels += self._arrays.uses(array, *pricer.lies(array, lowered), pricer.copies(array, lowered))
+            kernels += self._arrays.uses(array, *pricer.shardings_of(array, lowered), pricer.copies(array, lowered))
         sent = [
             use
             for number, exchange in self._region.exchanges.items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from operator import attrgetter, itemgetter
 
 import numpy as np
@@ -343,46 +344,15 @@ class OpShardingMemo:
         return sum([weights[decision] for decision in set(first).symmetric_difference(second)])
 
     def changed(self, old: DecisionNumbers, new: DecisionNumbers) -> set[int]:
-        """Touches of the decisions in which two plans differ.
-
-        A decision that both plans hold in the same order among all those they share changes nothing; the most
-        far-reaching such decisions are found as a longest common subsequence, weighted by the views a decision reaches.
-        """
-        first, last_old, last_new = 0, len(old), len(new)
-        most = min(last_old, last_new)
-        while first < most and old[first] == new[first]:
-            first += 1
-        while first < last_old and first < last_new and old[last_old - 1] == new[last_new - 1]:
-            last_old, last_new = last_old - 1, last_new - 1
-        moved = self._not_shared(old[first:last_old], new[first:last_new])
+        """Touches of the decisions in which two plans differ: those that only one of them has, and those that have
+        another place among the decisions that both have. The others keep their order, and change nothing."""
+        moved = set(old).symmetric_difference(new)
+        both = ([decision for decision in plan if decision not in moved] for plan in (old, new))
+        for pair in zip_longest(*both, fillvalue=_UNKNOWN):  # a plan may have one twice
+            if pair[0] != pair[1]:
+                moved.update(pair)
+        moved.discard(_UNKNOWN)
         return {what for decision in moved for what in touches(self._decisions[decision])}
-
-    def _not_shared(self, old: DecisionNumbers, new: DecisionNumbers) -> list[int]:
-        if not old or not new:
-            return [*old, *new]
-        if len(old) > 2 and old[1:] == new[:-1]:  # one decision has moved, which edits often do
-            return [old[0], new[-1]]
-        if len(old) > 2 and old[:-1] == new[1:]:
-            return [old[-1], new[0]]
-        weights = [self._weights[decision] for decision in old]
-        # best[i][j]: weight of what old[i:] and new[j:] can share
-        best = [[0] * (len(new) + 1) for _ in range(len(old) + 1)]
-        for i in range(len(old) - 1, -1, -1):
-            row, below, shared, weight = best[i], best[i + 1], old[i], weights[i]
-            for j in range(len(new) - 1, -1, -1):
-                row[j] = below[j + 1] + weight if shared == new[j] else max(below[j], row[j + 1])
-        moved: list[int] = []
-        i = j = 0
-        while i < len(old) and j < len(new):
-            if old[i] == new[j]:
-                i, j = i + 1, j + 1
-            elif best[i + 1][j] >= best[i][j + 1]:
-                moved.append(old[i])
-                i += 1
-            else:
-                moved.append(new[j])
-                j += 1
-        return [*moved, *old[i:], *new[j:]]
 
 
 def _edges(sizes: tuple[int, ...]) -> AxisAssigner:

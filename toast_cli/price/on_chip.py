@@ -13,7 +13,7 @@ from math import ceil, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from toast_cli.hardware import Chip
+from toast_cli.hardware import Chip, Mesh
 from toast_cli.hardware.topology import divisors
 from toast_cli.price.cost import Alive, kernel_seconds
 from toast_cli.price.kernel import Kernel, arithmetic
@@ -41,13 +41,11 @@ class OnChipMemory:
     fits.
     """
 
-    def __init__(
-        self, program: Program, chip: Chip, profile: CompilerProfile, devices: int, elapsed: NDArray[np.float64]
-    ) -> None:
+    def __init__(self, program: Program, mesh: Mesh, profile: CompilerProfile, elapsed: NDArray[np.float64]) -> None:
         self._program, self._elapsed = program, elapsed.tolist()
         given = profile.on_chip if "memory-space-assignment" in profile.passes else OnChip()
         self.capacity, self.largest = float(round(given.bytes * given.filled)), given.bytes
-        self._longest = given.refills * self.largest / chip.memory_bytes_per_second * devices
+        self._longest = given.refills * self.largest / mesh.chip.memory_bytes_per_second * mesh.devices
 
     def may_hold(self, value: int) -> bool:
         """Whether the value itself may be there."""
@@ -89,7 +87,9 @@ def elapsed_seconds(
     return np.cumsum(own)
 
 
-def leave_early_reads(kernels: list[Kernel | None], times: list[int], elapsed: NDArray[np.float64], chip: Chip) -> None:
+def drop_early_fetches(
+    kernels: list[Kernel | None], times: list[int], elapsed: NDArray[np.float64], chip: Chip
+) -> None:
     """Resets `KernelSide.fetched` where too little time passes before a kernel for fetching what it reads.
 
     Outside loops XLA:TPU copies arguments into on-chip memory while earlier kernels run, whole or in pieces, also those

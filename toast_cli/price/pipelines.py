@@ -113,14 +113,14 @@ def check_request(wanted: StageRequest, meshes: Sequence[Mesh], needed: Mapping[
     refused = []
     for mesh in meshes:
         try:
-            check_needed(places_of(mesh, wanted), mesh, needed)
+            check_needed(stage_places(mesh, wanted), mesh, needed)
         except UsageError as error:
             refused.append(error)
     if refused and len(refused) == len(meshes):
         raise refused[0]
 
 
-def places_of(mesh: Mesh, wanted: StageRequest) -> list[tuple[int, int]]:
+def stage_places(mesh: Mesh, wanted: StageRequest) -> list[tuple[int, int]]:
     """(axis, stages) to price: the requested axis, else networks; another axis only if no network has so many parts."""
     numbered, shape = list(enumerate(mesh.axes)), ", ".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
     if wanted.axis:

@@ -39,7 +39,7 @@ from toast_cli.plan.sharding import OpSharding, Sharding, axes_of, shards, split
 from toast_cli.price.arrays import ArrayItem, reader_op
 from toast_cli.price.collectives import collective_seconds
 from toast_cli.price.compiled_collectives import (
-    ScatterFates,
+    ScatterDecisions,
     ScatterSource,
     latency_part,
     stays_gather,
@@ -49,7 +49,6 @@ from toast_cli.price.cost import CollectiveUse
 from toast_cli.price.items import Carried, Items, NeighbourItem, SumItem, WorkItem, op_sharding_finder, reduced
 from toast_cli.price.kernel_pricing import RegionPrices
 from toast_cli.price.memo import Bucket
-from toast_cli.program.ops import ARGUMENT
 
 # Pattern -> its op sharding under the current plan; also `LOOP_EDGES` where loops have loop-invariant reads.
 Lowered = dict[int, OpSharding]
@@ -58,7 +57,7 @@ Lowered = dict[int, OpSharding]
 class _ReducedOps(NamedTuple):
     """The ops whose partial results are reduced: `op` and all equal ones, `runs` times in one run of the program.
     needed: [results] fraction of the bits that readers need. terms: number of partial results that are added first.
-    share: see `SumItem`. each: all-reduces in one run, see `reductions_each`. apart: see
+    share: see `SumItem`. each: all-reduces in one run, see `reductions_each`. separate: see
     `partials.Reduction.separate`."""
 
     op: int
@@ -68,7 +67,7 @@ class _ReducedOps(NamedTuple):
     share: float
     terms: int = 1
     each: float = 1.0
-    apart: bool = False
+    separate: bool = False
 
 
 class Pricer:
@@ -81,7 +80,7 @@ class Pricer:
         self._sizes = problem.mesh.sizes
         self._seconds: dict[tuple[str, float, tuple[int, ...], float], float] = {}
         self._profile = items.compilation.profile
-        self._scatters = ScatterFates(problem, self._profile)
+        self._scatters = ScatterDecisions(problem, self._profile)
         self._steps: dict[tuple[Partial, Completion, Cuts], tuple[CollectiveStep, ...]] = {}
 
     def collectives(self, items: Items | Bucket, lowered: Lowered) -> Iterator[CollectiveUse]:
@@ -102,7 +101,7 @@ class Pricer:
         """All-reduces and reduce-scatters of partial results outside sums, reshards to pinned shardings, permutes of
         ops that move elements, and collectives of manual regions."""
         if work.region >= 0:
-            yield from self._regions[work.region].price(op_sharding.factor_axes).collectives_in(work.runs)
+            yield from self._regions.price[work.region](op_sharding.factor_axes).collectives_in(work.runs)
         results = self._problem.program.ops[work.op].results
         if not work.summed and (op_sharding.reduced or any(op_sharding.scattered)):
             how = _ReducedOps(work.op, work.runs, work.needed, work.late, work.share)
@@ -143,7 +142,7 @@ class Pricer:
         for part in reduced(item, lowered):
             term, number = item.terms[part.place], item.ops[part.place]
             needed = item.needed if part.count == len(item.terms) else 1.0
-            how = _ReducedOps(number, item.runs, (needed,), item.late, item.share, part.count, item.each, part.apart)
+            how = _ReducedOps(number, item.runs, (needed,), item.late, item.share, part.count, item.each, part.separate)
             if part.partial is not None:
                 yield from self._reductions(part.op_sharding, part.partial, 0, term.bytes, how, part.cut)
         if item.into is not None and item.left(lowered) is None:
@@ -154,47 +153,36 @@ class Pricer:
         carried, place = into
         reader, position = carried.first[place]
         source = op_sharding_finder(item.within, lowered)(item.steps[-1].op).shardings[0]
-        target, number, value = lowered[reader].operands[position], item.ops[0], item.end
-        for step in reshard_steps(source, target, self._sizes, self._shape(value)):
-            size = item.terms[0].bytes * step.fraction
-            seconds, written = item.runs * self._seconds_of(step.kind, size, step.axes), (step.kind, size)
-            yield CollectiveUse(step.kind, step.axes, size, item.runs, seconds, number, value, True, written, "reshard")
+        steps = reshard_steps(source, lowered[reader].operands[position], self._sizes, self._shape(item.end))
+        sent = [Transfer(step.kind, step.axes, item.terms[0].bytes * step.fraction) for step in steps]
+        yield from self._exchanged(sent, item.runs, item.ops[0], item.end, "reshard")
 
     def _steps_of(self, partial: Partial, how: Completion, cut: Cuts) -> tuple[CollectiveStep, ...]:
         key = partial, how, cut
-        steps = self._steps.get(key)
-        if steps is None:
-            steps = self._steps[key] = tuple(completed(partial, self._sizes, how, cut))
-        return steps
+        if key not in self._steps:
+            self._steps[key] = tuple(completed(partial, self._sizes, how, cut))
+        return self._steps[key]
 
     def _reductions(
         self, op_sharding: OpSharding, partial: Partial, k: int, whole_bytes: int, how: _ReducedOps, cut: Cuts = ()
     ) -> Iterator[CollectiveUse]:
         """Collectives that complete partial result k, an array of `whole_bytes`. cut: see `completed`."""
-        sharding = op_sharding.computed[k]
+        sharding, alone = op_sharding.computed[k], how.terms == 1
         op = self._problem.program.ops[how.op]
-        completion = completion_of(op, op_sharding, k, self._sizes, how.terms, separate=how.apart)
+        completion = completion_of(op, op_sharding, k, self._sizes, how.terms, separate=how.separate)
         for step in self._steps_of(partial, completion, cut):
             size = whole_bytes * step.fraction
             if step.kind != REDUCE_SCATTER:
                 yield self._reduction(step.kind, step.axes, size, k, how)
-            elif step.after is None and self._scatters.reduced_first(how.op, op_sharding, cut[0]):
+                continue
+            first = step.after is None and self._scatters.reduced_first(how.op, op_sharding, cut[0])
+            if first or not self._scatters.stays(ScatterSource(how.op, k, alone), step.axes, sharding, op_sharding):
                 before = size * shards((step.axes,), self._sizes)
                 yield self._reduction("all-reduce", step.axes, before, k, how, (step.kind, size))
             else:
-                yield self._scatter(step.axes, size, sharding, op_sharding, k, how)
+                yield self._reduction(step.kind, step.axes, size, k, how)
+            if not first:
                 sharding = split_further(sharding, op_sharding.reduced_to[k], step.axes)
-
-    def _scatter(
-        self, axes: tuple[int, ...], size: float, sharding: Sharding, op_sharding: OpSharding, k: int, how: _ReducedOps
-    ) -> CollectiveUse:
-        """A reduce-scatter to `size` bytes of partial result k, which has `sharding`; or the all-reduce that XLA keeps
-        instead."""
-        source = ScatterSource(how.op, k, alone=how.terms == 1)
-        if not self._scatters.stays(source, axes, sharding, op_sharding):
-            whole_bytes = size * shards((axes,), self._sizes)
-            return self._reduction("all-reduce", axes, whole_bytes, k, how, ("reduce-scatter", size))
-        return self._reduction("reduce-scatter", axes, size, k, how)
 
     def _reduction(
         self,
@@ -224,16 +212,16 @@ class Pricer:
         if partial is None or not item.waited_for:
             return False
         how = completion_of(self._problem.program.ops[op], op_sharding, k, self._sizes)
-        lies = partial.sharding
+        sharding = partial.sharding
         for step in self._steps_of(partial, how, ()):
             if step.kind != REDUCE_SCATTER:
-                return step.kind == ALL_REDUCE and not axes_of(lies).issuperset(axes_of(partial.to))
-            if not self._scatters.stays(ScatterSource(op, k), step.axes, lies, op_sharding):
+                return step.kind == ALL_REDUCE and not axes_of(sharding).issuperset(axes_of(partial.to))
+            if not self._scatters.stays(ScatterSource(op, k), step.axes, sharding, op_sharding):
                 return True
-            lies = split_further(lies, partial.to, step.axes)
+            sharding = split_further(sharding, partial.to, step.axes)
         return False
 
-    def lies(self, item: ArrayItem, lowered: Lowered) -> tuple[Sharding, list[Sharding]]:
+    def shardings_of(self, item: ArrayItem, lowered: Lowered) -> tuple[Sharding, list[Sharding]]:
         """(sharding in which the array is made, [readers] sharding that each takes)."""
         source = lowered[item.pattern].shardings[item.result]
         return source, [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
@@ -242,8 +230,7 @@ class Pricer:
         """Copies of the array in the other shardings that its readers need, if making them communicates."""
         if item.free or not item.readers:
             return []
-        source = lowered[item.pattern].shardings[item.result]
-        needed = [lowered[reader.pattern].operands[reader.position] for reader in item.readers]
+        source, needed = self.shardings_of(item, lowered)
         wholly = [reader.whole_if_ahead for reader in item.readers]
         held = axes_of(lowered[LOOP_EDGES].factor_axes) if item.at_edges else ()
         return copies_of(source, needed, self._sizes, item.shape, wholly, held)
@@ -280,11 +267,7 @@ class Pricer:
 
     def inside_bytes(self, item: ArrayItem, op_sharding: OpSharding) -> float:
         """Peak bytes on one device inside the manual region that makes the item."""
-        return self._regions[item.region].price(op_sharding.factor_axes).bytes
-
-    def is_argument(self, item: ArrayItem) -> bool:
-        program = self._problem.program
-        return program.ops[program.producer[item.values[0]]].name == ARGUMENT
+        return self._regions.price[item.region](op_sharding.factor_axes).bytes
 
     def local(self, size: float, sharding: Sharding) -> float:
         """Bytes on one device of an array of `size` bytes."""
@@ -295,9 +278,7 @@ class Pricer:
     def _seconds_of(self, kind: str, size: float, axes: tuple[int, ...], share: float = 1.0) -> float:
         """Seconds of one collective. share: see `collectives.latency_part`."""
         key = (kind, size, axes, share)
-        seconds = self._seconds.get(key)
-        if seconds is None:
+        if key not in self._seconds:
             part = latency_part(kind, size, share, self._profile)
-            seconds = collective_seconds(self._problem.mesh, kind, size, axes, latency_part=part)
-            self._seconds[key] = seconds
-        return seconds
+            self._seconds[key] = collective_seconds(self._problem.mesh, kind, size, axes, latency_part=part)
+        return self._seconds[key]

@@ -65,15 +65,6 @@ class OnChip:
     window_bytes: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SliceGathers:
-    """All-gathers over all devices that become all-reduces, see `stays_slice_gather`. devices: least number. bytes:
-    largest result."""
-
-    devices: int = 64
-    bytes: float = inf
-
-
 @dataclass(frozen=True)
 class CompilerProfile:
     """One compiler in one version for one chip. The defaults are those of an unmeasured compiler.
@@ -86,6 +77,8 @@ class CompilerProfile:
         attained: fractions of the chip's peak rates that kernels reach.
         memory_tile: multiples to which the two innermost dimensions of an array are padded, in elements; (1, 1): no
             padding.
+        slice_gather_bytes: an all-gather over a large slice of up to this size becomes an all-reduce, see
+            `stays_slice_gather`.
         fourier_growth: vector-unit operations per counted operation of a Fourier transform.
         turning_cycles: cycles to transpose one pixel of up to 128 images, see `PixelProducts`.
         retiling_cycles: cycles to rearrange the rows of 4 KiB into other tiles, see `liveness.relaid_bytes`.
@@ -110,7 +103,7 @@ class CompilerProfile:
     memory_tile: TileShape = (1, 1)
     fusion: FusionLimits = FusionLimits()
     on_chip: OnChip = OnChip()
-    slice_gathers: SliceGathers = SliceGathers()
+    slice_gather_bytes: float = inf
     fourier_growth: float = 7.0
     turning_cycles: float = 16.0
     retiling_cycles: float = 21.3
@@ -133,12 +126,6 @@ class CompilerProfile:
 
 
 # ---------------------------------------------------------------- passes
-# The passes: names of the rules by which toast predicts what a compiler makes of a program.
-#
-# A `CompilerProfile` lists those that its compiler has, and code asks `"tiling" in profile.passes`. A rule that is
-# switched off (`CompilerProfile.without`) affects no prediction. The evidence for a rule stands at its function.
-# `benchmarks/passes.py` measures what each is worth.
-
 # Name -> what the compiler does.
 PASSES: Mapping[str, str] = {
     # Collectives: their kinds and bytes.

@@ -10,9 +10,10 @@ products, which is fitted to published runs.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from toast_cli.price.cost import Attained
-from toast_cli.price.profile import CompilerProfile, OnChip, SliceGathers
+from toast_cli.price.profile import CompilerProfile, OnChip
 from toast_cli.price.profiles import plain
 
 RELEASE = (0, 0, 42, 1)
@@ -56,7 +57,7 @@ ON_CHIP = {
 }
 
 # Where all-gathers over a whole slice become all-reduces up to a size only.
-SLICE_GATHERS = dict.fromkeys(("v5e", "v6e", "tpu7x"), SliceGathers(bytes=16 * MIB))
+SLICE_GATHERS = dict.fromkeys(("v5e", "v6e", "tpu7x"), 16.0 * MIB)
 
 # Kinds of collectives that are asynchronous in compiled programs, or are spread over the fusions that they overlap
 # with; for all-gathers this holds on v5e only.
@@ -103,7 +104,7 @@ SOURCES = {
     "17.4 where one side is on the chip, 13.1 for slices; for v5e 28.8, one side on the chip; less reads and writes",
     "packed_part": f"single convolutions compiled by {VERSION}: on v5e 0.73 forward and 0.98 of gradients, of which "
     "the fit programs' ResNet bears the smaller; on v6e 1.0 to 1.3; others as v5e",
-    "slice_gathers": "`python -m benchmarks.singles`",
+    "slice_gather_bytes": "`python -m benchmarks.singles`",
     "product_bits": "XLA's default precision of f32 products on TPUs: one pass in bf16",
     "scatter_bytes": f"segment sums compiled by {VERSION} for v5e: 16 to 512 features, 2,048 to 65,536 rows",
     "scatter_tiles": f"sums over 2 to 16 devices compiled by {VERSION}: the limit is between the primes "
@@ -132,7 +133,7 @@ def _profile(chip: str) -> CompilerProfile:
         memory_tile=(8, 128),
         fusion=replace(plain.FUSION, shared_bits=16),
         on_chip=ON_CHIP.get(chip, OnChip()),
-        slice_gathers=SLICE_GATHERS.get(chip, SliceGathers()),
+        slice_gather_bytes=SLICE_GATHERS.get(chip, inf),
         retiling_cycles=RETILING_CYCLES.get(chip, 21.3),
         packed_part=PACKED_PART.get(chip, 0.75),
         scatter_tiles=SCATTER_TILES.get(chip, 1824),
