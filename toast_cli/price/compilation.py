@@ -213,9 +213,8 @@ class _Grouping:
         self._padding, self._parts, self._rows = padding, parts, _ = form
         self._in_memory = list(stored)  # and contractions that are written because a kernel can contain only one
         self._moves = "moved-operands" in profile.passes
-        self._joins, self._fetches = (
-            name in profile.passes for name in ("multi-output-fusion", "memory-space-assignment")
-        )
+        self._joins = "multi-output-fusion" in profile.passes
+        self._fetches = "memory-space-assignment" in profile.passes
         self._hosts = Hosts(program, alone="library-products" in profile.passes)
         self._cost, self._atomic = expansions(profile), "atomic-scatters" in profile.passes
         sizes = [v.bytes * wasted * part for v, wasted, part in zip(program.values, padding, parts, strict=True)]
