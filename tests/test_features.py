@@ -407,11 +407,15 @@ def test_replicate_says_nothing_of_other_axes() -> None:
     assert of.rest("p['up']", plan_of(of, "p['up'].0=data -weights=model")) == "data|-"
 
 
-def test_queries_and_keys_can_be_split_over_different_axes() -> None:
-    of = case("attention")
-    (exponential,) = of.ops("exponential")  # of the scores [b, h, s, t]
-    shardings = of.lowered(plan_of(of, "x.1=model x.1=data/1")).shardings
-    assert of.text(shardings[of.program.ops[exponential].results[0]]) == "-|-|model|data"
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("x.1=model", "-|-|model|-"), ("x.1=model/1", "-|-|-|model"), ("x.1=model x.1=data/1", "-|-|model|data")],
+)
+def test_sides_decide_which_dimensions_of_the_scores_are_split(words: str, expected: str) -> None:
+    of = case("block")
+    exponential, *_ = of.ops("exponential")  # of the scores [b, h, s, t]
+    shardings = of.lowered(plan_of(of, words)).shardings
+    assert of.text(shardings[of.program.ops[exponential].results[0]]) == expected
 
 
 @cache
