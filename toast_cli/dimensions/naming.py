@@ -19,10 +19,6 @@ from toast_cli.program.ops import ARGUMENT, CARRY, RESULT
 from toast_cli.program.roles import INPUTS, ROLES, STATE, WEIGHTS, argument_roles, carried_results, views
 
 # ---------------------------------------------------------------- names
-# Names of class groups: the user's own, else the group's role, else one derived from an argument that has it.
-#
-# Names are for display; roles (see `find_roles`) also decide what tactics do.
-
 _LISTED = 6
 # Fields in which frameworks wrap an array; left out of names.
 _WRAPPERS = frozenset({"value", "raw_value", "get_value", "unbox", "array"})
@@ -147,8 +143,6 @@ def _words(program: Program, member: _Member) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------- roles
-# Infers the role of each class group from the ops that use it: batch, sequence, heads, experts, vocabulary, …
-#
 # Three passes over the heavy ops, each using the results of the last: groups that products with weights produce and
 # read (features), their use in attention, and the remaining groups that no op mixes (the batch). Argument names are
 # not used.

@@ -88,10 +88,6 @@ def _key(decision: Shard) -> _Key:
 
 
 # ---------------------------------------------------------------- goals
-# Goals: the metrics of a plan to minimise, the most important first, and upper bounds on others.
-#
-# `evaluate` computes the figures; `search.incumbent` compares plans by them.
-
 # Figure -> whether it is a time (else it is an amount of memory).
 FIGURES = {"step_time": True, "compute": True, "communication": True, "peak_memory": False, "argument_memory": False}
 _FIGURE = re.compile(r"(\w+)(?:\[([^\]]*)\])?")

@@ -16,8 +16,6 @@ from toast_cli.program.roles import views
 from toast_cli.program.values import Steps, Sum, all_readings, find_sums, read_behind, readings
 
 # ---------------------------------------------------------------- arrays that loops only read
-# All-gathers of arrays that loops only read: in each trip, or once before the loop.
-#
 # By default a loop gathers in each trip (see `reshard.steps_ahead` for the exceptions). `Replicate` of the role
 # `LOOP_READS` over an axis hoists gathers over that axis out of all loops that only read the array. That saves
 # collectives, but the gathered copy is in memory while those loops run.
@@ -86,9 +84,6 @@ def edges(sizes: tuple[int, ...], held: Collection[int]) -> OpSharding:
 
 
 # ---------------------------------------------------------------- sums that loops accumulate
-# Loop-carried sums: partial results are reduced in each trip, or accumulated unreduced and reduced once after the
-# loop.
-#
 # A loop that only adds to a carry (gradients of recurrent weights, of microbatches), may carry partial results: `sum
 # of all-reduce(x) = all-reduce(sum of x)`. Each device then accumulates its own terms, and the loop's result is
 # partial. The plan decides the sharding of the carry: each trip reduce-scatters over the axes that split it, since a

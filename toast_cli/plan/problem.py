@@ -248,8 +248,6 @@ class Problem:
 
 
 # ---------------------------------------------------------------- patterns
-# Makes a `Problem` of a program on a mesh: ops that every plan splits alike share a pattern.
-
 Dims = tuple[tuple[int, ...], ...]  # [dimensions] factors, major to minor
 
 

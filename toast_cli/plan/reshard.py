@@ -332,8 +332,6 @@ def _replaced(sharding: Sharding, dim: int, axes: tuple[int, ...]) -> Sharding:
 
 
 # ---------------------------------------------------------------- halo exchange
-# Halo exchange: the transfers needed when an op reads a split dimension through windows, slices or paddings.
-#
 # Each device needs a range of the operand: its own shard, a halo on either side, or a range elsewhere. XLA's
 # partitioner sends the missing elements in collective-permutes, one for each distance in shards to the left and to the
 # right, as wide as the widest part needed; it sends short, distant ranges piece by piece; and it gathers the operand

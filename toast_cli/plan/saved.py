@@ -271,9 +271,8 @@ def _overlap(old: tuple[str, ...], new: tuple[str, ...]) -> float | None:
 
 
 # ---------------------------------------------------------------- untying layers
-# Untying layers: lets the first and the last class of a group be decided separately from the others.
-#
-# A group holds classes that are sharded alike, one per layer (every layer's d_ff).
+# A group holds classes that are sharded alike, one per layer (every layer's d_ff). `unmirror` lets the first and the
+# last of them be decided separately from the others.
 
 Parts = dict[int, tuple[int, ...]]  # group -> the groups that have been split off it
 _NAMED = 4  # members a group names

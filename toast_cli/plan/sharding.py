@@ -19,8 +19,6 @@ from toast_cli.program.ops import RESULT
 from toast_cli.program.roles import carried_results
 
 # ---------------------------------------------------------------- arrays
-# Shardings: how one array is split over the mesh.
-#
 # A `Sharding` has one entry per dimension: the mesh axes (by number) that split it, major to minor. An axis occurs at
 # most once.
 
@@ -102,8 +100,6 @@ def split_further(sharding: Sharding, target: Sharding, axes: Iterable[int]) -> 
 
 
 # ---------------------------------------------------------------- ops
-# Shardings of an op's operands and results, given the axes that split its factors (see `axis_assignment`).
-
 NO_ROLE = -1
 FactorAxes = tuple[tuple[int, ...], ...]  # [factors] mesh axes that split each
 PinnedSharding = tuple[tuple[int, ...] | None, ...]

@@ -14,8 +14,6 @@ from toast_cli.search.incumbent import LONG_PLATEAU, PLATEAU, Incumbent, OutOfBu
 from toast_cli.search.moves import NEIGHBOURHOODS, DecisionSequence, Edit, Moves, results
 
 # ---------------------------------------------------------------- tree search
-# Monte Carlo Tree Search over plans, as in automap (arXiv:2112.02958) and TOAST (arXiv:2508.15010), and local search.
-#
 # The known strategies are evaluated first. Local search improves the best two of them, then the best plan so far, and
 # restarts from good ones, until a plateau: this much every search does (`BRIEF`). With a larger budget a tree then
 # grows, the other strategies are improved, and local search goes on until a longer plateau. The budget only decides

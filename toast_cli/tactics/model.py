@@ -20,10 +20,6 @@ from toast_cli.plan.problem import Problem
 from toast_cli.program.roles import ROLES, STATE, WEIGHTS
 
 # ---------------------------------------------------------------- what a tactic is
-# A tactic: a named value that turns a look at a program into decisions over some mesh axes.
-#
-# A tactic refers to roles of dimensions and arguments ("batch", "heads", "weights"), never to names in the program.
-
 # Role of a dimension -> its meaning; the analysis finds roles (see `dimensions.naming`).
 DIMENSIONS = {
     "batch": "inputs have it and weights do not; its elements are computed independently",
@@ -234,8 +230,6 @@ def data_group(problem: Problem, axes: Iterable[int]) -> int | None:
 
 
 # ---------------------------------------------------------------- the built-in tactics
-# The built-in tactics, each defined by the roles of dimensions and arguments.
-
 SEARCH = "search"
 
 

@@ -121,8 +121,6 @@ def _request(text: str, option: str) -> TacticRequest:
 
 
 # ---------------------------------------------------------------- placing on axes
-# Places tactics on mesh axes: each request for a tactic gets the axes it acts on, and several requests make one plan.
-
 _HINT = "`toast tactics PROGRAM --mesh SPEC` shows what applies, and why not"
 
 
@@ -212,8 +210,6 @@ def _decided(request: TacticRequest, look: Look) -> list[Decision]:
 
 
 # ---------------------------------------------------------------- choosing the axes
-# Assigns mesh axes, and their order, to the tactics of a strategy whose name does not state them.
-
 # A strategy with all its axes, as `--strategy` takes it (`fsdp:gpu,node`; empty: as without axes) -> plan.
 PlansByAxes = dict[str, Plan]
 
@@ -355,8 +351,6 @@ def _text(problem: Problem, placed: Placed) -> str:
 
 
 # ---------------------------------------------------------------- tactics in files
-# User-defined tactics: reads them from a YAML or Python file.
-#
 # A Python file is run when the user names it, and only then.
 
 _PLACES = {"first": -1, "given": 0, "last": 1}
