@@ -158,14 +158,11 @@ class Answer:
     log: str = ""
 
     @property
-    def allocated_bytes(self) -> int:
-        """Arguments, results that do not alias an argument's buffer, and temporaries."""
-        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
-
-    @property
     def device_bytes(self) -> int:
         """Device memory needed, as far as known: without arrays in on-chip memory and avoidable gaps."""
-        return min(self.peak_bytes, self.allocated_bytes)
+        # Arguments, results that do not alias an argument's buffer, and temporaries.
+        allocated_bytes = self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+        return min(self.peak_bytes, allocated_bytes)
 
 
 def compile_for(

@@ -366,7 +366,8 @@ def counted(index: Index, loop: Any) -> range | None:
     trips = trip_count(loop)
     if index.sign == 0 or trips is None:
         return None
-    first, step = constant_of(loop.operands[index.counter]), step_of(index.counter, loop)
+    step = step_of(index.counter, loop)
+    first = constant_of(loop.operands[index.counter]) if step else None
     if first is None or not step:
         return None
     begin, by = index.sign * first + index.offset, index.sign * step

@@ -86,19 +86,14 @@ def _recompute_pair(pair: LoopPair, policy: Recompute) -> bool:
     clone((graph.operations[n] for n in makers), twins, pair.build.ip)
     for stack in pair.stacks:
         for piece in stack.slices:
-            _read_instead(piece.results[0], twins[stack.update])
+            # What is reshaped to be stacked, and back when it is read, is the array itself.
+            twin, before = twins[stack.update], before_reshape(twins[stack.update])
+            for reader in [use.owner for use in piece.results[0].uses]:
+                if before is not None and reader.name == RESHAPE and reader.results[0].type == before.type:
+                    reader.results[0].replace_all_uses_with(before)
+            piece.results[0].replace_all_uses_with(twin)
     pair.finish()
     return True
-
-
-def _read_instead(piece: Any, twin: Any) -> None:
-    """Lets all that reads a part of a stack read the same, made again. What is reshaped to be stacked, and back when it
-    is read, is the array itself."""
-    before = before_reshape(twin)
-    for reader in [use.owner for use in piece.uses]:
-        if before is not None and reader.name == RESHAPE and reader.results[0].type == before.type:
-            reader.results[0].replace_all_uses_with(before)
-    piece.replace_all_uses_with(twin)
 
 
 # ---------------------------------------------------------------- keeping products
@@ -427,7 +422,10 @@ def _recompute_segment(graph: BlockGraph, segment: _Segment, available: set[Any]
         return False
     computed = {result for n in makers for result in graph.operations[n].results}
     inputs = list(dict.fromkeys(v for n in makers for v in graph.reads[n] if v not in computed))
-    gate = _gate(graph, readers, backward)
+    # The last backward value that is computed before the first reader and that the readers need.
+    places = {v: graph.place.get(v, -1) for reader in readers for v in graph.reads[reader] if graph.size(v)}
+    gradients = [value for value, place in places.items() if backward <= place < readers[0]]
+    gate = max(gradients, key=places.__getitem__, default=None)
     inputs += [gate] if gate is not None and gate not in inputs else []
     front = graph.operations[readers[0]]
     point, types = ir.InsertionPoint(front), [value.type for value in inputs]
@@ -439,14 +437,6 @@ def _recompute_segment(graph: BlockGraph, segment: _Segment, available: set[Any]
     for number in {n for value in later for n in graph.readers[value] if n >= readers[0]}:
         replace_operands(graph.operations[number], later)
     return True
-
-
-def _gate(graph: BlockGraph, readers: list[int], backward: int) -> Any | None:
-    """The last backward value that is computed before the segment's first reader and that its readers need."""
-    first = readers[0]
-    read = [value for reader in readers for value in graph.reads[reader]]
-    gradients = [value for value in read if backward <= graph.place.get(value, -1) < first and graph.size(value)]
-    return max(gradients, key=lambda value: graph.place[value], default=None)
 
 
 # ---------------------------------------------------------------- cuts between segments

@@ -188,9 +188,10 @@ class Writer:
             if k not in joins:
                 result.set_type(self._build.type("i32", ()))
                 continue
-            sharding = self._own(joins[k])
-            value = self._carried(joins[k])
-            result.set_type(self.values.type_of(value, sharding))
+            sharding, value = self._own(joins[k]), self._carried(joins[k])
+            array = self._program.values[value]
+            shape = local_shape(array.shape, sharding, self._lowered.axis_sizes)
+            result.set_type(self._build.type(array.dtype, shape))
             self.values.pieces[value] = Piece(result, sharding)
 
     def _carried(self, number: int) -> int:

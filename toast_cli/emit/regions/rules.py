@@ -15,7 +15,6 @@ from toast_cli.emit.regions.windows import convolution, pad, reduce_window, reve
 from toast_cli.frontend.rules import RaggedDot, group_factor, ragged_dot
 from toast_cli.kernels.describe import run_on_part
 from toast_cli.plan.sharding import local_shape, replicated, shards
-from toast_cli.program.model import Rule
 from toast_cli.program.ops import BLOCK_SCALED_DOT, BROADCAST_IN_DIM, RAGGED_DOT, OpKind
 from toast_cli.xla import ir
 from toast_cli.xla.build import INDEX, Builder, identity
@@ -31,17 +30,15 @@ _MAKES_DIMENSIONS = frozenset({BROADCAST_IN_DIM, "stablehlo.custom_call"})
 
 def plain(site: Site) -> list[Piece]:
     """The same operation on shards."""
-    keeps = frozenset() if site.op.name in _MAKES_DIMENSIONS else _only_in_results(site.op.rule)
+    keeps = frozenset[int]()
+    if site.op.name not in _MAKES_DIMENSIONS:
+        # Factors that only results have, such as a reshape's whose splits do not match: a shard cannot be made of what
+        # a device has of the operands.
+        read = {factor for dims in site.op.rule.operands for factors in dims for factor in factors}
+        keeps = frozenset(range(len(site.op.rule.sizes))) - read
     aligned = site.alignment(keeps=keeps)
     site.bring_all(aligned.operands)
     return site.localise(aligned.results, aligned.partial)
-
-
-def _only_in_results(rule: Rule) -> frozenset[int]:
-    """Factors that only results have, such as a reshape's whose splits do not match: a shard cannot be made of what a
-    device has of the operands."""
-    read = {factor for dims in rule.operands for factors in dims for factor in factors}
-    return frozenset(range(len(rule.sizes))) - read
 
 
 def on_every_device(site: Site) -> list[Piece]:

@@ -17,7 +17,7 @@ from toast_cli.frontend.source import Source
 from toast_cli.plan.partials import ALL_GATHER
 from toast_cli.plan.partitioned import Collective, PartitionedProgram
 from toast_cli.plan.reshard import SLICE, is_even, route
-from toast_cli.plan.sharding import Sharding, axes_of, local_shape, replicated, shards
+from toast_cli.plan.sharding import Sharding, axes_of, replicated, shards
 from toast_cli.program.model import Op, Program
 from toast_cli.program.ops import ADD, CARRY, CONVERT, REDUCE
 from toast_cli.program.values import is_view, read_behind, remade_values
@@ -52,11 +52,6 @@ class Values:
         self._moved: dict[tuple[int, int], Piece] = {}  # (op, operand position) -> the operand, resharded so
         self._sources: dict[int, tuple[Any, list[Piece | None]]] = {}  # see `_remake`
         self._made: dict[tuple[int, Sharding], Piece] = {}  # values made from constants, in each requested sharding
-
-    def type_of(self, value: int, sharding: Sharding) -> Any:
-        """The type of one device's piece of a value."""
-        array = self._program.values[value]
-        return self._build.type(array.dtype, local_shape(array.shape, sharding, self.lowered.axis_sizes))
 
     def is_remade(self, value: int) -> bool:
         """True if each use gets a copy of its own."""
