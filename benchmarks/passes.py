@@ -11,8 +11,9 @@ that do are found. `python -m benchmarks.passes` prints one row for each pass th
 * regret: how much slower, by the whole model, the plan is that looks best without the pass; among the stored plans and
   the strategies of experts.
 
-A pass that moves nothing here, and no plan, goes, unless no stored program has its op. A run takes an hour of processor
-time; `--records FILE` keeps what is known of each program, and goes on from there.
+A pass that moves nothing here, and no plan, goes, unless no stored program has its op. A run takes two hours of
+processor time; `--records FILE` keeps what is known of each program, and goes on from there. `--write PAGE` puts what
+each pass is worth into a page of the documentation.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks import calibrate, calibrate_memory, gpu
 from benchmarks.calibrate import Point, peak_bytes, read_points
-from benchmarks.common import Row, note, show
+from benchmarks.common import Row, note, put_between, show
 from benchmarks.corpus import fingerprint, load_case, restore
 from benchmarks.real import quick
 from benchmarks.real.lower import FOLDER, path_of
@@ -49,6 +49,8 @@ COLUMNS = {
     "pass": "{name}", "programs": "{programs}", "largest": "{largest:.0%}", "peaks": "{peaks}", "peak": "{peak:+.1f}",
     "computes": "{computes}", "compute": "{compute:+.1f}", "plans": "{plans}", "regret": "{regret:.1%}",
 }  # fmt: skip
+# What `--write` replaces in a page.
+BEGIN, END = "<!-- passes: written by python -m benchmarks.passes -->", "<!-- passes: end -->"
 Predicted = dict[str, tuple[float, float, float]]  # plan -> peak bytes, seconds of compute and of communication
 
 
@@ -65,15 +67,19 @@ class Job:
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     known: dict[str, Any] = {}
+    every = list(jobs())
     if options.records.exists():
         known = {record["key"]: record for record in map(json.loads, options.records.read_text().splitlines())}
-    for job in islice(jobs(), 0, None, options.each):
+    for job in every[:: options.each]:
         if job.key not in known and options.only in job.key:
             known[job.key] = record = measure(job, options.passes)
             note(f"{job.key}: {', '.join(record['without']) or 'nothing moves'}")
             with options.records.open("a") as file:
                 file.write(json.dumps(record) + "\n")
-    show("what predictions lose without each pass", COLUMNS, list(rows(known.values())))
+    table = list(rows(known.values()))
+    show("what predictions lose without each pass", COLUMNS, table)
+    if options.write:
+        put_between(options.write, BEGIN, END, worth_of_each(table, len(known), len(every)))
     return 0
 
 
@@ -152,6 +158,27 @@ def rows(records: Any) -> Iterator[Row]:
             }  # fmt: skip
 
 
+def worth_of_each(table: list[Row], measured: int, programs: int) -> list[str]:
+    """Lines of Markdown: for peaks, compute and plans, the passes in the order of what they are worth."""
+
+    def listed(worth: str, form: str, counted: str) -> str:
+        ordered = sorted((row for row in table if row[counted] > 0), key=lambda row: -row[worth])
+        return ", ".join(f"{row['name']} {form.format(row[worth])}" for row in ordered)
+
+    moving = {row["name"] for row in table if row["peaks"] or row["computes"]}
+    others = ", ".join(name for name in PASSES if name not in moving)
+    return [
+        f"{measured} of {programs} pairs of a program and a machine were predicted again.",
+        "",
+        "| of | pass, and points of error that it takes away where it moves the prediction by 1 % |",
+        "|---|---|",
+        f"| peaks | {listed('peak', '{:+.1f}', 'peaks')} |",
+        f"| compute | {listed('compute', '{:+.1f}', 'computes')} |",
+        f"| plans | {listed('regret', '{:.1%}', 'plans')} (how much slower the plan is that looks best without it) |",
+        f"| neither | {others} |",
+    ]
+
+
 def largest_move(base: Predicted, found: Predicted) -> float:
     """The largest relative change of a peak or compute time, or of communication over the step."""
     moves = [0.0]
@@ -180,6 +207,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("passes", nargs="*", metavar="PASS", help="only these")
     parser.add_argument("--only", default="", metavar="WORD", help="programs and machines with this in their names")
     parser.add_argument("--each", type=int, default=1, metavar="N", help="only every Nth program and machine")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the worths into this page: docs/accuracy.md")
     parser.add_argument("--records", type=Path, default=Path("build/passes.jsonl"), metavar="FILE")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.passes) - set(PASSES))
