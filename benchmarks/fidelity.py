@@ -63,14 +63,14 @@ BELOW = {
     "program": "{program}", "plan": "{plan}", "largest difference": "{largest}",
     "predicted KiB": "{predicted_kib:.1f}", "compiled KiB": "{compiled_kib:.1f}", "agreeing": "{agreeing}",
 }  # fmt: skip
-LENGTHS = {
-    "form": "{form}", "plans": "{plans}", "at most 3 % longer": "{good}", "median": "{median:.3f}",
-    "longest": "{most:.3f}",
-}  # fmt: skip
+SENTENCE = (
+    "Steps in {form} form take {median:.3f} of those of the same plan in StableHLO form (median of {plans} plans), at "
+    "most {most:.3f}; {good} at most 3 % longer."
+)
 START, END = "<!-- fidelity: written by benchmarks/fidelity.py -->", "<!-- fidelity: end -->"
 MOST_SECONDS, MOST_DIFFERENCES = 900.0, 8
 AIM, LONGER_AIM = 0.95, 0.03
-NAMED = 6  # plans below the aim that the page names
+NAMED = 4  # plans below the aim that the page names
 FOLDER = Path("build/fidelity")
 CORPUS = "corpus:"
 
@@ -228,9 +228,7 @@ def write_page(page: Path, rows: list[Row]) -> None:
         "Plans of which the fewest bytes agree in StableHLO form:", "",
         *markdown_table(BELOW, below, words=3), "",
     ]  # fmt: skip
-    if beside := forms_beside(rows):
-        lines += ["Step of a plan in another form, over the step of the same plan in StableHLO form:", ""]
-        lines += markdown_table(LENGTHS, lengths(beside))
+    lines += [SENTENCE.format_map(row) for row in lengths(forms_beside(rows))]
     put_between(page, START, END, lines)
 
 
