@@ -25,6 +25,7 @@ SECONDS = 120  # of processor time: a fault that keeps tests from ending is foun
 # module of toast_cli -> the test files that are about it
 TESTS = {
     "price.timeline": "overlap cost",
+    "dimensions.merged": "merged_dimensions",
     "emit.minimal": "constraints_needed emit_constraints",
     "emit.regions.moves": "halo",
     "price.buffers": "cost tight_memory decoding_memory memory_space_assignment",

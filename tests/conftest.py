@@ -130,6 +130,8 @@ SLOW = {
     "test_kernel_plans::test_a_block_takes_as_long_as_around_an_op_that_shardy_splits",
     "test_left_out::test_what_needs_no_numbers_is_answered",
     "test_memory_space_assignment::test_the_evaluator_agrees_with_a_plain_one",
+    "test_merged_dimensions::test_groups_that_shards_cross_are_made_whole",
+    "test_merged_dimensions::test_what_is_written_is_equal_on_eight_devices",
     "test_offload::test_it_is_chosen_where_nothing_else_fits",
     "test_offload::test_numbers_are_the_same",
     "test_offload::test_parts_of_a_batch_are_offloaded_one_by_one",

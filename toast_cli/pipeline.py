@@ -287,7 +287,8 @@ def plan_given(
         original = replace(original, program=named)
     with _timed("analyse", timings, tell):
         variants = variants_of(original, request, saved)
-        analyse(variants[0]().program)  # rewritten programs are analysed when the search comes to them
+        for mesh in meshes:  # rewritten programs are analysed when the search comes to them
+            analyse(variants[0](mesh).program)
     with _timed("search", timings, tell):
         start = None if neighbour is None else saved_plan(neighbour.problem, neighbour.result.plan)
         space = SearchSpace(request, meshes, tactics, saved, start=start)

@@ -21,6 +21,7 @@ from toast_cli.candidates.variants import (
     Reading,
     SearchSpace,
     Variant,
+    analysed,
     search_variants,
 )
 from toast_cli.frontend import Source
@@ -112,7 +113,7 @@ class Candidates:
         evaluator = like.evaluator if source is like.source else None
         start = saved_plan(like.evaluator.problem, like.result.plan)
         space = SearchSpace(request, meshes, space.tactics, start=start, known=evaluator)
-        return search_variants([lambda: source], space, self._tell)[0]
+        return search_variants([analysed(lambda: source)], space, self._tell)[0]
 
     def _made_to_fit(self) -> Variant:
         """The variant that fits in `_limit` and is best by the user's goal: one that surely fits, unless one that may

@@ -12,6 +12,7 @@ from math import inf
 
 from toast_cli.base.errors import UsageError
 from toast_cli.dimensions import analyse
+from toast_cli.dimensions.merged import set_apart
 from toast_cli.frontend import Source, program_pins
 from toast_cli.hardware import Mesh
 from toast_cli.plan.decisions import FASTEST, PEAK_MEMORY, Plan, parse_goal
@@ -31,8 +32,8 @@ from toast_cli.tactics.strategies import EVERY, better, preferred, with_batch_ov
 
 # stage, fraction of it done, best step seconds found (inf: none), evaluations, elapsed seconds
 Progress = Callable[[str, float, float, int, float], None]
-# Makes a variant of the program, when it is first needed.
-Reading = Callable[[], Source]
+# A variant of the program as it is analysed for a mesh, made when it is needed.
+Reading = Callable[[Mesh], Source]
 # The relative gain that a plan for a rewritten program must have. Predictions for two programs differ by about as much
 # from what compilers make of them.
 PARTED = 0.03
@@ -143,12 +144,26 @@ def variants_of(source: Source, request: Request, saved: SavedPlan | None = None
             source = _applied(source, found, "--offload", None if request.offload else saved)
         return source
 
-    rewritten = cache(lambda: fitted(with_parts(source)))
+    rewritten = analysed(lambda: fitted(with_parts(source)))
     fused = wanted is not False and not source.annotations and fused_parts(source.program) is not None
     if wanted and fused:
         return [rewritten]
     own = fitted(source)
-    return [lambda: own, rewritten] if fused else [lambda: own]
+    return [analysed(lambda: own), rewritten] if fused else [analysed(lambda: own)]
+
+
+def analysed(make: Callable[[], Source]) -> Reading:
+    """A program as it is analysed for each mesh: merged dimension classes of which the mesh splits no part become
+    separate classes. make: the program, when it is first needed."""
+    made = cache(make)
+
+    @cache
+    def on_sizes(sizes: tuple[int, ...]) -> Source:
+        source = made()
+        program = set_apart(source.program, analyse(source.program), sizes)
+        return source if program is source.program else replace(source, program=program)
+
+    return lambda mesh: on_sizes(mesh.sizes)
 
 
 def parting_may_pay(searched: Searched) -> bool:
@@ -214,9 +229,10 @@ def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progr
 
     def evaluator_of(candidate: Candidate) -> Evaluator:
         mesh, evaluator = candidate.mesh, space.known
+        source = variants[candidate.reading](mesh)
         if evaluator is None or evaluator.problem.mesh != mesh:
-            source = variants[candidate.reading]()
-            before, like = prepared.get(candidate.reading, (None, None))
+            known = prepared.get(candidate.reading)
+            before, like = known if known and known[0].program is source.program else (None, None)
             problem = None if before is None else on_mesh(before, mesh)
             if problem is None:
                 pins = program_pins(source, mesh.names, mesh.sizes)
@@ -227,7 +243,8 @@ def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progr
         return evaluator
 
     def variant_of(searched: Searched) -> Variant:
-        return Variant(variants[searched.candidate.reading](), searched.evaluator, searched.result)
+        source = variants[searched.candidate.reading](searched.candidate.mesh)
+        return Variant(source, searched.evaluator, searched.result)
 
     def worth(searched: Searched) -> tuple[float, ...]:
         nonlocal reference
