@@ -29,7 +29,7 @@ TESTS = {
     "emit.minimal": "constraints_needed emit_constraints",
     "emit.regions.moves": "halo",
     "price.buffers": "cost tight_memory decoding_memory memory_space_assignment",
-    "frontend.tuples": "normalise",
+    "frontend.simplify": "shifts normalise",
     "rewrite.recompute": "recompute offload",
     "plan.partials": "reduce_scatter emit_reductions loop_sums",
     "search.mcts": "search moves",

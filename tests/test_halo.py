@@ -156,6 +156,8 @@ COMPILED: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "a padding in front": of_rows(lambda x: jnp.pad(x, ((0, 0), (8, 0), (0, 0)))),
     "a padding on both sides": of_rows(lambda x: jnp.pad(x, ((0, 0), (4, 4), (0, 0)))),
     "a roll": of_rows(lambda x: jnp.roll(x, 3, 1)),
+    "a roll by more than a shard": of_rows(lambda x: jnp.roll(x, -ROWS // 4 - 3, 1)),
+    "roll and way back": of_rows(jax.grad(lambda x: jnp.sum(jnp.sin(jnp.roll(jnp.cos(x), 3, 1))))),
     "a causal shift": of_rows(lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]),
 }
 

@@ -17,6 +17,7 @@ from toast_cli.frontend import load
 from toast_cli.hardware import find_preset, load_spec
 from toast_cli.plan.problem import make_problem
 from toast_cli.price.evaluator import Evaluator
+from toast_cli.price.fusion import visible_part
 from toast_cli.price.gpu_libraries import temporary_growth
 from toast_cli.price.liveness import shrinking
 from toast_cli.price.profiles import find_profile
@@ -221,8 +222,10 @@ def halves(x: Any, y: Any) -> Any:
     ("moved", "written"),
     [
         (lambda x, y: jnp.pad(jnp.sin(x), ((0, 8), (0, 0)))[8:] * y, {"sine"}),
+        (lambda x, y: jnp.roll(jnp.sin(x), 1, 0) * y, {"sine"}),
         (lambda x, y: jnp.concatenate([jnp.sin(x), jnp.cos(x)], 0)[64:] * y, {"sine", "cosine"}),
         (halves, {"negate", "slice"}),
+        (lambda x, y: jnp.roll(x, 1, 0) * y, set()),
         (lambda x, y: jnp.sin(x)[:32] * y[:32], set()),
         (lambda x, y: (lambda z: z[:32] * z[32:])(jnp.sin(x) * y), {"multiply"}),
     ],
@@ -234,6 +237,20 @@ def test_what_pads_and_concatenations_move_is_written(mesh: str, moved: Any, wri
     ops = [op for op in source.program.ops if any(stored[value] for value in op.results) and op.operands]
     names = [op.name.removeprefix("stablehlo.") for op in ops if not op.name.startswith("toast.")]
     assert set(names) - {"exponential"} == (written if mesh != "h100-8" else set())
+
+
+def test_a_roll_reads_an_array_once_and_a_stencil_five_times() -> None:
+    def stencil(x: Any) -> Any:
+        y = jnp.pad(x, 1)
+        return 4 * y[1:-1, 1:-1] - y[2:, 1:-1] - y[:-2, 1:-1] - y[1:-1, 2:] - y[1:-1, :-2]
+
+    for function, times in ((lambda x: 2 * jnp.roll(x, 3, 1), 1), (stencil, 5)):
+        source = source_of(function, arg(64, 64))
+        kernels = [kernel for kernel in evaluator_of(source, mesh_of("v5e-16")).items.compilation.kernels if kernel]
+        read = sum(operand.bytes for kernel in kernels for operand in kernel.operands)
+        assert read == pytest.approx(times * 64 * 64 * 4, rel=0.06)
+    pads = [op for op in source_of(lambda x: jnp.roll(x, 3, 0), arg(64, 64)).program.ops if op.name == "stablehlo.pad"]
+    assert sorted(visible_part(op) for op in pads) == [3 / 64, 61 / 64]
 
 
 @pytest.mark.parametrize(

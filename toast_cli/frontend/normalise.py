@@ -38,7 +38,12 @@ from toast_cli.frontend.shardings import (
     meshes_of,
     take_shardings,
 )
-from toast_cli.frontend.tuples import flatten_tuples, is_tuple
+from toast_cli.frontend.simplify import (
+    SHIFTED,
+    flatten_tuples,
+    is_tuple,
+    rewrite_shifts,
+)
 from toast_cli.kernels.describe import describe_kernels
 from toast_cli.kernels.table import Table
 from toast_cli.program.ops import CUSTOM_CALL, MANUAL_REGION, kind_of
@@ -137,6 +142,8 @@ def normalise(
     notices = left_out_notices(module)
     merge_scalars(function)
     copy_splats(function)
+    if len(SHIFTED & contents.names) > 1:
+        rewrite_shifts(module)
     close_boundaries(module)
     mesh = own_mesh(module, path)
     findings = take_shardings(module, function, path)

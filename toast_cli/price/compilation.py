@@ -20,6 +20,7 @@ from toast_cli.price.fusion import (
     expansions,
     masked_softmaxes,
     materialised,
+    visible_part,
     written_parts,
 )
 from toast_cli.price.gpu_libraries import ScatterStart, scatter_starts
@@ -322,7 +323,8 @@ class _Grouping:
         walk.read.add(key)
         array, padding = self._program.values[value], self._padding[value]
         part = self._program.values[reader.results[0]] if takes else array
-        size = round(min(array.bytes, part.bytes) * padding * self._parts[value])
+        seen = visible_part(reader) if self._moves and position == 0 else 1.0
+        size = round(min(array.bytes, part.bytes) * seen * padding * self._parts[value])
         stays, beside = (0.0, 0.0) if takes else self._residency.of_read(value, reader)
         size = round(size * stays) if stays else size
         side.bytes += size
@@ -340,7 +342,7 @@ class _Grouping:
         elif takes and maker == CARRY:  # of a sequence, on the chip as a whole or not at all
             side.passing += size
             side.widest = max(side.widest, array.bytes * padding)
-        elements = round(min(array.elements, part.elements) * padding)
+        elements = round(min(array.elements, part.elements) * seen * padding)
         side.elements, side.largest = side.elements + elements, max(side.largest, elements)
 
     def _is_given(self, value: int) -> bool:

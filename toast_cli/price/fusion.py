@@ -555,9 +555,16 @@ def moved_operands(program: Program) -> frozenset[int]:
 
     XLA:TPU fuses pads at edges and concatenations (as a maximum of two pads) into their readers, products included, but
     not the computation of what they move: the halves that rotary embeddings turn and join again, what a stencil on a
-    torus rolls, the gradient of logits if a loss leaves out their last position. It copies slices that are joined, but
-    pads them in place. Seen on v4, v5e, v5p and v6e in bf16 and f32, along every dimension, aligned with tiles or not;
-    the halves of an array that a program returns joined are an exception.
+    torus rolls (a roll is two pads), the gradient of logits if a loss leaves out their last position. It copies slices
+    that are joined, but pads them in place. Seen on v4, v5e, v5p and v6e in bf16 and f32, along every dimension,
+    aligned with tiles or not; the halves of an array that a program returns joined are an exception.
     """
     moving = [op for op in program.ops if op.name in (CONCATENATE, PAD)]
     return frozenset(value for op in moving for value in (op.operands if op.name == CONCATENATE else op.operands[:1]))
+
+
+def visible_part(op: Op) -> float:
+    """Fraction of its operand that an op reads where it pads: a roll by 3 of 64 elements is a pad that shows 61 of them
+    and one that shows 3. XLA:TPU reads an array once for each pad and slice of it, five times for a stencil."""
+    ends = [(w.low + (w.inputs - 1) * w.dilation + 1, w) for w in op.windows] if op.name == PAD else []
+    return prod(max(0.0, min(end, w.outputs) - max(w.low, 0)) / max(1, end - w.low) for end, w in ends)
