@@ -7,6 +7,7 @@ import pytest
 from jaxlib.mlir.dialects import chlo, stablehlo
 
 from toast_cli import xla
+from toast_cli.emit.regions.rules import on_every_device, rule_of
 from toast_cli.program.model import Op, Rule
 from toast_cli.program.ops import OP_KINDS, OpKind, kind_of
 
@@ -21,6 +22,15 @@ def test_every_op_of_the_dialects_has_a_row() -> None:
     assert len(named) > 150
     assert {name for name in named if kind_of(name) is not OP_KINDS.get(name) and "broadcast_" not in name} == set()
     assert {name for name in named if name.startswith("chlo.broadcast_") and not kind_of(name).elementwise} == set()
+
+
+def test_ops_that_move_elements_have_a_lowering_for_one_device() -> None:
+    """Other forms of them are rewritten as these, or refused, when a program is read."""
+    whole = {kind.name for kind in OP_KINDS.values() if rule_of(kind) is on_every_device}
+    moving = {kind.name for kind in OP_KINDS.values() if kind.rearranges or kind.lookup or kind.matrix_unit}
+    other_forms = {name for name in moving if "dynamic_" in name} - {"stablehlo.dynamic_slice"}
+    other_forms |= {f"stablehlo.{name}" for name in ("broadcast", "torch_index_select", "dot", "einsum")}
+    assert whole & moving == other_forms
 
 
 def test_an_op_has_the_kind_of_its_name() -> None:

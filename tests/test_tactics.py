@@ -52,6 +52,7 @@ SUITS: dict[str, tuple[set[str], set[str]]] = {
         {"gns_tiny", "long_tiny", "block_tiny"},
     ),
     "fsdp": (set(SMALL), set()),
+    "zero2": (set(SMALL) - {"itx_decode_tiny", "itx_prefill_tiny"}, set()),
     "zero1": (set(SMALL) - {"itx_decode_tiny", "itx_prefill_tiny"}, set()),
     "megatron": (set(SMALL), set()),
     "sequence": ({"t2b_tiny", "long_tiny", "block_tiny", "moe_tiny"}, {"mlp_tiny", "resnet50_tiny", "gns_tiny"}),

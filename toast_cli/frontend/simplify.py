@@ -48,13 +48,13 @@ class ElementRange(NamedTuple):
 def rewrite_shifts(module: Any) -> None:
     """Rewrites each slice, pad and concatenation that is one of the above, operands before their users. One with a
     sharding stays, because the sharding refers to this very array."""
-    found = [operation for operation in walk_ops(module, *SHIFTED) if _OWN.issuperset(operation.attributes)]
+    operations = [operation for operation in walk_ops(module, *SHIFTED) if _OWN.issuperset(operation.attributes)]
     with module.context, ir.Location.unknown():
-        for operation in found:
-            made = _REWRITES[operation.name](operation)
-            if made is not None:
-                operation.results[0].replace_all_uses_with(made)
-        for operation in reversed(found):
+        for operation in operations:
+            pad = _REWRITES[operation.name](operation)
+            if pad is not None:
+                operation.results[0].replace_all_uses_with(pad)
+        for operation in reversed(operations):
             if not list(operation.results[0].uses):
                 operation.erase()
 
@@ -146,11 +146,11 @@ def _made_by(handle: Any, name: str) -> Any | None:
 def _piece(handle: Any, dim: int) -> ElementRange:
     """The slice of an array, along this dimension only, that a value is; the whole value if it is no such slice."""
     shape = _shape(handle)
-    made = _made_by(handle, SLICE)
-    if made is not None and all(n == 1 for n in numbers(made, "strides")):
-        array = made.operands[0]
+    cut = _made_by(handle, SLICE)
+    if cut is not None and all(n == 1 for n in numbers(cut, "strides")):
+        array = cut.operands[0]
         if all(d == dim or n == shape[d] for d, n in enumerate(_shape(array))):
-            first = numbers(made, "start_indices")[dim]
+            first = numbers(cut, "start_indices")[dim]
             return ElementRange(array, first, first + shape[dim])
     return ElementRange(handle, 0, shape[dim])
 
@@ -188,9 +188,9 @@ def _shape(handle: Any) -> tuple[int, ...]:
 
 def _pad(operation: Any, array: Any, element: Any, low: Sequence[int], interior: Sequence[int]) -> Any:
     """The array padded by these amounts in front, and behind so that it gets the result's shape."""
-    made = operation.results[0].type
+    result = operation.results[0].type
     inside = [n + max(n - 1, 0) * holes for n, holes in zip(_shape(array), interior, strict=True)]
-    high = [total - n - first for total, n, first in zip(made.shape, inside, low, strict=True)]
+    high = [total - n - first for total, n, first in zip(result.shape, inside, low, strict=True)]
     if not any(low) and not any(high) and not any(interior):
         return array
     return Builder.before(operation).pad(array, element, low, high, interior)

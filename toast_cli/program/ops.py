@@ -73,7 +73,7 @@ class OpKind:
         positive: positive operands make a positive result.
         rearranges: the elements of the result are elements of the operands, at other places or repeated; XLA computes
             it where it is read.
-        view: it rearranges one array in a way that is known before the program runs, and pads nothing.
+        view: it rearranges one array in a way that is known before the program runs; it pads and reverses nothing.
         identity: its result is its operand.
         contraction, convolution: it runs on a chip's matrix unit.
         scaling: a contraction that contracts nothing and multiplies each element of one operand with one of the other:
