@@ -13,8 +13,7 @@ import pytest
 
 from toast_cli.cli import main
 from toast_cli.pipeline import Outcome, partition
-from toast_cli.report.html.frame import chart
-from toast_cli.report.html.pages import run_page, step_chart
+from toast_cli.report.html.pages import chart, run_page, step_chart
 from toast_cli.report.html.pictures import OTHERS, Pictures, memory_bands, pictures
 from toast_cli.report.model import ConfirmationFacts, ConfirmedPlanFacts
 from toast_cli.request import Request

@@ -13,10 +13,9 @@ from toast_cli.plan.problem import Problem
 from toast_cli.price.buffers import REDUCED, Buffers, HandedOn
 from toast_cli.price.compilation import Compilation, compile_program
 from toast_cli.price.pricing import Pricer
-from toast_cli.price.profiles.plain import PROFILES
+from toast_cli.price.profiles import PLAIN
 from toast_cli.program.ops import SCATTER
 
-PLAIN = PROFILES[""]
 NODES, EDGES = arg(64, 16), arg(4096, dtype=jnp.int32)
 
 

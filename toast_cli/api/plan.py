@@ -188,7 +188,7 @@ class Plan:
         """HTML for a notebook: the plan in a sentence, its figures, and the shardings of arguments, grouped by
         pattern."""
         from toast_cli.report import arrays, terminal
-        from toast_cli.report.html.frame import WIDE, from_terminal
+        from toast_cli.report.html.pages import WIDE, from_terminal
 
         report = self.report
         parts = terminal.header(report), terminal.verdict(report), terminal.prediction(report, WIDE)

@@ -14,7 +14,7 @@ from toast_cli.hardware import presets
 from toast_cli.price.collectives import KINDS
 from toast_cli.price.cost import Attained
 from toast_cli.price.profile import CompilerProfile
-from toast_cli.price.profiles import plain
+from toast_cli.price.profiles import PLAIN, POLYNOMIALS
 
 RELEASE = (0, 10, 2)
 VERSION = "jaxlib 0.10.2"
@@ -43,7 +43,7 @@ SOURCES = {
     "combined_bytes": "--xla_gpu_all_reduce_combine_threshold_bytes, its default",
     "temporary_growth": f"fitted to XLA:GPU of {VERSION}, benchmarks/data/gpu.jsonl",
 }
-PASSES = plain.PASSES | {"temporary-growth", "library-convolutions", "scatter-starts", "fused-lookups"} | {
+PASSES = PLAIN.passes | {"temporary-growth", "library-convolutions", "scatter-starts", "fused-lookups"} | {
     "library-products", "normalization-fusion", "atomic-scatters", "masked-groups", "ragged-blocks",
 }  # fmt: skip
 
@@ -57,7 +57,7 @@ PROFILES = {
         asynchronous=frozenset(KINDS),
         communicating=preset.nccl.channels / preset.multiprocessors,
         attained=replace(ATTAINED, multiprocessors=preset.multiprocessors),
-        fusion=replace(plain.FUSION, polynomials=plain.POLYNOMIALS | FUNCTIONS),
+        fusion=replace(PLAIN.fusion, polynomials=POLYNOMIALS | FUNCTIONS),
         temporary_growth=1.12,
         sources=SOURCES,
     )

@@ -14,7 +14,7 @@ from math import inf
 
 from toast_cli.price.cost import Attained
 from toast_cli.price.profile import CompilerProfile, OnChip
-from toast_cli.price.profiles import plain
+from toast_cli.price.profiles import PLAIN
 
 RELEASE = (0, 0, 42, 1)
 VERSION = "libtpu 0.0.42.1"
@@ -70,7 +70,7 @@ PACKED_PART = {"v6e": 1.0, "tpu7x": 1.0}
 
 RETILING_CYCLES = {"v6e": 13.0, "tpu7x": 13.0}
 
-PASSES = plain.PASSES | {
+PASSES = PLAIN.passes | {
     "narrowing", "small-gathers", "slice-gathers", "tiled-reduce-scatter", "reduction-motion",
     "unsliced-fusions", "product-operands", "one-hot-scatters", "sliced-products", "moved-operands",
     "vector-products", "fourier-transforms", "tiling", "tile-dimensions", "lookup-rows", "lookup-steps",
@@ -131,7 +131,7 @@ def _profile(chip: str) -> CompilerProfile:
         asynchronous=ASYNCHRONOUS.get(chip, frozenset({"collective-permute"})),
         attained=ATTAINED[chip],
         memory_tile=(8, 128),
-        fusion=replace(plain.FUSION, shared_bits=16),
+        fusion=replace(PLAIN.fusion, shared_bits=16),
         on_chip=ON_CHIP.get(chip, OnChip()),
         slice_gather_bytes=SLICE_GATHERS.get(chip, inf),
         retiling_cycles=RETILING_CYCLES.get(chip, 21.3),
