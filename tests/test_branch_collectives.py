@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from programs import Case, arg, case_of
-from test_gathered import partitioned, promised
+from test_gathered import compiled, promised
 
 from toast_cli.program.quantities import format_count
 from toast_cli.report.build import collective_facts
@@ -76,7 +76,7 @@ def test_as_promised(function: Any, arguments: tuple[Any, ...], stated: tuple[st
     assert all((fact.kind, fact.axes, fact.bytes) == ("all-reduce", ["data"], 64 * 32 * 4) for fact in facts)
     assert promised(case, plan) == pytest.approx({("all-reduce", ("data",)): runs * 64 * 32 * 4})
     for form in ("stablehlo", "hlo"):
-        assert partitioned(case, plan, form) == pytest.approx(promised(case, plan))
+        assert compiled(case, plan, form) == pytest.approx(promised(case, plan))
 
 
 def test_a_report_says_how_often() -> None:
@@ -95,4 +95,4 @@ def test_what_one_branch_reads_otherwise_is_exchanged_in_it() -> None:
     plan = (case.shard("x.0", "data"), case.shard("x.1", "data"))
     expected = {("all-to-all", ("data",)): 2 / 3 * 64 * 32 * 4 / 4}
     assert promised(case, plan) == pytest.approx(expected)
-    assert partitioned(case, plan, "hlo") == pytest.approx(expected)
+    assert compiled(case, plan, "hlo") == pytest.approx(expected)

@@ -12,7 +12,8 @@ from brute_force import best_of_all
 from emitted import collectives, compiled, on_cpu, strategy
 from jax import lax
 from programs import PLAIN, Case, arg, case_of, evaluator_of, round_mesh, source_of
-from test_gathered import partitioned, promised
+from test_gathered import compiled as sent
+from test_gathered import promised
 
 from toast_cli.plan.decisions import Plan, Replicate
 from toast_cli.plan.loops import LOOP_READS
@@ -212,4 +213,4 @@ def test_as_promised(function: Any, side: int, form: Any) -> None:
     case = case_of(function, MATRIX, VECTOR)
     plan = (case.shard("a.0", "data", side),)
     assert promised(case, plan)
-    assert partitioned(case, plan, form) == promised(case, plan)
+    assert sent(case, plan, form) == promised(case, plan)

@@ -209,7 +209,7 @@ def test_it_is_chosen_where_nothing_else_fits(tmp_path: Path, monkeypatch: pytes
     def interrupted(variants: Any, space: Any, *rest: Any) -> list[Variant]:
         nonlocal trials
         found = search_variants(variants, space, *rest)
-        offloads = bool(variants[0]().program.offload)
+        offloads = bool(variants[0](space.meshes[0]).program.offload)
         trials += offloads
         return [replace(it, result=replace(it.result, stopped="interrupted")) for it in found] if offloads else found
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 from programs import Case, arg, case_of, evaluator_of, round_mesh, source_of_text
-from test_gathered import partitioned, promised
+from test_gathered import compiled, promised
 
 from toast_cli.plan.decision_space import decision_space
 
@@ -85,7 +85,7 @@ def test_results_of_host_callbacks(function: Any, size: int, form: Any) -> None:
     sent = promised(case, plan)
     assert sent.get(("all-reduce", ALL), 0) == size
     assert sum(bytes * count for kind, axes, bytes, count in case.collectives(plan)) == sum(sent.values())
-    assert partitioned(case, plan, form) == sent
+    assert compiled(case, plan, form) == sent
 
 
 NOISE = """
@@ -104,4 +104,4 @@ def test_random_numbers_for_all_are_those_of_one(form: Any) -> None:
     case = Case(source, evaluator_of(source, round_mesh(data=4, model=2)))
     plan = (decision_space(case.problem).choices[0],)
     assert promised(case, plan) == {("all-reduce", ALL): 64 * 32 * 4}
-    assert partitioned(case, plan, form) == promised(case, plan)
+    assert compiled(case, plan, form) == promised(case, plan)
