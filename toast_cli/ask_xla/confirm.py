@@ -411,7 +411,7 @@ def compiled_cost(row: ConfirmedRow) -> Cost:
 
 def joined(answers: Sequence[Confirmation], names: Sequence[str], winner: int) -> Confirmation:
     """Joins the confirmations of several variants of one program; plans of all but the first get the variant's name
-    appended. taken: index of the variant whose best plan is taken."""
+    appended. winner: index of the variant whose best plan is taken."""
     first, *others = answers
     if not others:
         return first

@@ -88,7 +88,7 @@ def choose_judge(spec: Spec | None, choice: str | None, option: str) -> Judge:
     """The compiler that checks a program for this machine.
 
     Args:
-        spec: None if the machine is unknown. asked: "cpu" or the platform of `spec`; None for the default.
+        spec: None if the machine is unknown. choice: "cpu" or the platform of `spec`; None for the default.
         option: the command-line option that selects a compiler.
 
     Raises `MissingExtraError` or `UsageError` if the user asks for the chips' own compiler and it cannot be used.
@@ -346,7 +346,7 @@ def compare_traffic(
     sides: tuple[dict[Key, list[Flow]], dict[Key, list[Flow]]] = (defaultdict(list), defaultdict(list))
     flows = (
         [CompiledCollective(p.kind, tuple(p.axes), p.bytes, p.count, "", p.location) for p in promised],
-        [replace(promised_flows, location=place_of(promised_flows)) for promised_flows in compiled],
+        [replace(c, location=place_of(c)) for c in compiled],
     )
     for side, flows_of_side in zip(sides, flows, strict=True):
         for flow in flows_of_side:

@@ -108,7 +108,7 @@ _SURELY_TOO_LARGE = 1.5
 def candidates(
     evaluator: Evaluator, plans: Sequence[Plan], named: Mapping[str, Plan] = MappingProxyType({})
 ) -> list[PlanToCompile]:
-    """The plans found, the best first, then every one of the strategies (`named`) that may fit."""
+    """The plans, the best first, then every one of the strategies (`named`) that may fit."""
     limit = evaluator.problem.mesh.limit_bytes
     listed = [PlanToCompile(name_of(place), plan, evaluator.exact_cost(plan)) for place, plan in enumerate(plans)]
     for name, plan in named.items():
