@@ -104,8 +104,13 @@ def test_the_command_shows_a_table_and_writes_files(capsys: pytest.CaptureFixtur
 
 
 def test_the_command_exits_like_partition_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", MLP, "--mesh", "v4-32", "--memory-limit", "1KiB", "--iterations", "10", "--quiet"]) == 3
+    options = ["--mesh", "v4-32", "--memory-limit", "1KiB", "--iterations", "10", "--quiet"]
+    assert run(["compare", MLP, *options]) == 3
     assert "NOTHING FITS" in capsys.readouterr().out
+    assert run(["compare", MLP, *options, "--json", "-"]) == 3
+    out, err = capsys.readouterr()
+    assert json.loads(out)["schema"] == SCHEMA
+    assert "NOTHING FITS" in err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import typer
 
 from toast_cli.base.files import check_targets
 from toast_cli.cli import options
-from toast_cli.cli.running import DOES_NOT_FIT, OK, json_target, progress_line, say_confirmed, show
+from toast_cli.cli.running import DOES_NOT_FIT, OK, json_target, progress_line, say, say_confirmed, show
 
 
 @options.with_options(*options.PLANNING, "pipeline", *options.CONFIRMING, before="quiet")
@@ -58,4 +58,6 @@ def compare(
             comparison = with_compiled(outcome.evaluator, comparison, compiled)
     line = comparison_line(comparison) if quiet else None
     show(lambda width: comparison_blocks(comparison, width, verbose), comparison.to_json(), targets, line)
+    if line and comparison.best is None and any(target.is_stdout for target in targets):
+        say("note", line)
     return OK if comparison.best is not None else DOES_NOT_FIT
