@@ -40,6 +40,13 @@ CALLS = {
         func.func private @same(%a: {T4}) -> {T4} {{ return %a : {T4} }}""",
         [],
     ),
+    "a composite of an operation that this jaxlib lacks": (
+        f"""func.func public @main(%a: {T4}) -> {T4} {{
+          %0 = stablehlo.composite "chlo.erfcx" %a {{decomposition = @g}} : ({T4}) -> {T4}
+          return %0 : {T4} }}
+        {G}""",
+        ["sine"],
+    ),
     "nested, declared in any order": (
         f"""{G}
         func.func private @f(%a: {T4}) -> {T4} {{

@@ -194,9 +194,9 @@ def chlo_top_k(operation: Any) -> Values | None:
 
 def chlo_composite(operation: Any) -> Values | None:
     """Replaces a composite of a CHLO operation, as jax.export writes it, by the operation, which is easier to split
-    than its expansion."""
+    than its expansion. None for other composites, and for an operation that this jaxlib does not have."""
     name = str(ir.StringAttr(operation.attributes["name"]).value)
-    if name not in (*CHLO, "chlo.top_k"):
+    if name not in (*CHLO, "chlo.top_k") or not operation.context.is_registered_operation(name):
         return None
     entries = operation.attributes.get("composite_attributes", ())
     attributes = {item.name: item.attr for item in entries}
