@@ -80,18 +80,20 @@ class Variant:
     @cached_property
     def strategies(self) -> Mapping[str, PricedStrategy]:
         """Known strategies by name, on the best of all mesh shapes tried; empty if there was only one shape."""
-        known = [priced_strategies(one.evaluator, EVERY)[0] for one in (self, *self.elsewhere) if self.elsewhere]
-        return reduce(better, known, {})
+        strategies_by_mesh = [
+            priced_strategies(variant.evaluator, EVERY)[0] for variant in (self, *self.elsewhere) if self.elsewhere
+        ]
+        return reduce(better, strategies_by_mesh, {})
 
     def preferred(self) -> Variant:
         """With the known strategy, on any mesh, or the shorter plan that is nearly as fast, and the batch over data."""
         meshes = (self, *self.elsewhere)
-        searched = [(one.evaluator, one.result) for one in meshes]
+        searched = [(variant.evaluator, variant.result) for variant in meshes]
         evaluator, result = preferred(searched[0], searched[1:])
         result = with_batch_over_data(evaluator, result)
-        elsewhere = tuple(one for one in meshes if one.evaluator is not evaluator)
-        (taken,) = (one for one in meshes if one.evaluator is evaluator)
-        return replace(taken, result=result, elsewhere=elsewhere)
+        elsewhere = tuple(variant for variant in meshes if variant.evaluator is not evaluator)
+        (chosen,) = (variant for variant in meshes if variant.evaluator is evaluator)
+        return replace(chosen, result=result, elsewhere=elsewhere)
 
     @property
     def allowed_bytes(self) -> float:
@@ -136,12 +138,12 @@ def variants_of(source: Source, request: Request, saved: SavedPlan | None = None
 
     def fitted(source: Source) -> Source:
         if policy is not None:
-            found = with_recompute(source, Recompute(policy))
-            source = _applied(source, found, "--recompute", None if request.recompute else saved)
+            rewritten = with_recompute(source, Recompute(policy))
+            source = _applied(source, rewritten, "--recompute", None if request.recompute else saved)
         source = source if parts == 1 else _in_parts(source, parts, None if request.microbatches else saved)
         if offload is not None:
-            found = with_offload(source, Offload(offload))
-            source = _applied(source, found, "--offload", None if request.offload else saved)
+            rewritten = with_offload(source, Offload(offload))
+            source = _applied(source, rewritten, "--offload", None if request.offload else saved)
         return source
 
     rewritten = analysed(lambda: fitted(with_parts(source)))
@@ -155,11 +157,11 @@ def variants_of(source: Source, request: Request, saved: SavedPlan | None = None
 def analysed(make: Callable[[], Source]) -> Reading:
     """A program as it is analysed for each mesh: merged dimension classes of which the mesh splits no part become
     separate classes. make: the program, when it is first needed."""
-    made = cache(make)
+    program_source = cache(make)
 
     @cache
     def on_sizes(sizes: tuple[int, ...]) -> Source:
-        source = made()
+        source = program_source()
         program = set_apart(source.program, analyse(source.program), sizes)
         return source if program is source.program else replace(source, program=program)
 
@@ -185,27 +187,27 @@ def parting_may_pay(searched: Searched) -> bool:
     return any(map(is_faster, (result.plan, *searched.starts)))
 
 
-def _applied(source: Source, found: Source | str, flag: str, saved: SavedPlan | None) -> Source:
-    """The rewritten program. found: it, or why there is none. saved: the plan that asks for it, which is taken as far
-    as it applies; None: the user asks for it."""
-    what = f"nothing to {flag.removeprefix('--')}: {found}"
-    if isinstance(found, str) and saved is not None:
+def _applied(source: Source, rewritten: Source | str, flag: str, saved: SavedPlan | None) -> Source:
+    """The rewritten program, which is a text where there is none: the reason. saved: the plan that asks for it, taken
+    as far as it applies; None: the user asks for it."""
+    what = f"nothing to {flag.removeprefix('--')}: {rewritten}"
+    if isinstance(rewritten, str) and saved is not None:
         return replace(source, notices=(*source.notices, f"{saved.path}: {what}"))
-    if isinstance(found, str):
+    if isinstance(rewritten, str):
         raise UsageError(what, where=flag, hint="leave it out")
-    return found
+    return rewritten
 
 
 def _in_parts(source: Source, parts: int, saved: SavedPlan | None) -> Source:
     """saved: the plan that asks for it; None: the user asks for it."""
-    found = with_microbatches(source, parts)
-    if isinstance(found, str):
+    rewritten = with_microbatches(source, parts)
+    if isinstance(rewritten, str):
         raise UsageError(
-            f"the batch cannot be run in {parts} microbatches with the same numbers: {found}",
+            f"the batch cannot be run in {parts} microbatches with the same numbers: {rewritten}",
             where=saved.path if saved else "--microbatches",
             hint="run the batch as a whole with --microbatches 1" if saved else "try another number, or leave it out",
         )
-    return found
+    return rewritten
 
 
 def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progress) -> list[Variant]:
@@ -231,8 +233,8 @@ def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progr
         mesh, evaluator = candidate.mesh, space.known
         source = variants[candidate.reading](mesh)
         if evaluator is None or evaluator.problem.mesh != mesh:
-            known = prepared.get(candidate.reading)
-            before, like = known if known and known[0].program is source.program else (None, None)
+            earlier = prepared.get(candidate.reading)
+            before, like = earlier if earlier and earlier[0].program is source.program else (None, None)
             problem = None if before is None else on_mesh(before, mesh)
             if problem is None:
                 pins = program_pins(source, mesh.names, mesh.sizes)
@@ -261,7 +263,7 @@ def search_variants(variants: Sequence[Reading], space: SearchSpace, tell: Progr
         tell("search", used, best_seconds, evaluations, elapsed)
 
     candidates = [Candidate(number, mesh, parting_may_pay) for number in range(len(variants)) for mesh in meshes]
-    found: dict[int, list[Variant]] = defaultdict(list)
+    by_reading: dict[int, list[Variant]] = defaultdict(list)
     for searched in search_candidates(evaluator_of, candidates, settings, worth, starts, report):
-        found[searched.candidate.reading].append(variant_of(searched))
-    return [replace(best, elsewhere=tuple(others)) for best, *others in found.values()]
+        by_reading[searched.candidate.reading].append(variant_of(searched))
+    return [replace(best, elsewhere=tuple(others)) for best, *others in by_reading.values()]

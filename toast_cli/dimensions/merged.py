@@ -44,12 +44,12 @@ def set_apart(program: Program, dimensions: Dimensions, mesh: tuple[int, ...]) -
         before, after = most_shards(sizes, mesh), most_shards((prod(sizes),), mesh)
         return after > before and (before == 1 or (before == 2 and after >= _WORTH * before))
 
-    apart = _merges(program, dimensions, gains)
-    if not apart:
+    places = _merges(program, dimensions, gains)
+    if not places:
         return program
     ops = [
-        replace(op, rule=_without_parts(op.rule, frozenset(at)))
-        if op.name == RESHAPE and (at := [p for p in _products(op) if _place(op, p) in apart])
+        replace(op, rule=_without_parts(op.rule, frozenset(positions)))
+        if op.name == RESHAPE and (positions := [p for p in _products(op) if _place(op, p) in places])
         else op
         for op in program.ops
     ]
@@ -61,27 +61,27 @@ def _row_positions(op: Op, program: Program) -> dict[Position, tuple[Position, .
     that dimension."""
     kind, rule = op.kind, op.rule
     plain = kind.elementwise or kind.matrix_unit or kind.reduction or kind.rearranges or kind.identity
-    known = plain or kind.lookup or kind.updates or op.name in _BY_ROWS
-    if not known or kind.per_device or kind.source or op.name == RAGGED_DOT:
+    by_rows = plain or kind.lookup or kind.updates or op.name in _BY_ROWS
+    if not by_rows or kind.per_device or kind.source or op.name == RAGGED_DOT:
         return {}
     arrays = op.operands + op.results
-    found: dict[int, list[Position]] = defaultdict(list)
+    of_factor: dict[int, list[Position]] = defaultdict(list)
     merged = {f for array in rule.operands + rule.results for dim in array if len(dim) > 1 for f in dim}
     for array, dims in enumerate(rule.operands + rule.results):
         for dim, factors in enumerate(dims):
             if len(factors) == 1:
-                found[factors[0]].append((array, dim))
+                of_factor[factors[0]].append((array, dim))
     ordered = merged | rule.need_replication | rule.permutation | _windowed(op)
     if kind.lookup:  # rows that indices select are ordered
         shared = rule.operands[-1] if op.name == SCATTER else rule.results[0]
-        ordered |= set(found).difference(*shared)
+        ordered |= set(of_factor).difference(*shared)
     elif rule.results:
-        ordered |= set(found).difference(rule.reduction, *(dim for array in rule.results for dim in array))
+        ordered |= set(of_factor).difference(rule.reduction, *(dim for array in rule.results for dim in array))
     return {
-        at: tuple(positions)
-        for factor, positions in found.items()
+        position: tuple(positions)
+        for factor, positions in of_factor.items()
         if factor not in ordered and all(program.values[arrays[a]].shape[d] == rule.sizes[factor] for a, d in positions)
-        for at in positions
+        for position in positions
     }
 
 
@@ -107,16 +107,16 @@ def _merges(program: Program, dimensions: Dimensions, gains: Callable[[tuple[int
     """The arrays' dimensions that are merged from parts (classes) and gain by being split regardless of them, with all
     that are linked to them by ops that compute each row independently; empty if little of the work involves them."""
     chosen = lru_cache(maxsize=None)(gains)
-    apart, most = set[Place](), 0.0
+    independent, most = set[Place](), 0.0
     for number, op in enumerate(program.ops):
         for array, dim in _products(op) if op.name == RESHAPE else ():
             place, parts = _place(op, (array, dim)), _parts(dimensions, number, (array, dim))
-            if place in apart or len(parts) < 2 or not chosen(parts):
+            if place in independent or len(parts) < 2 or not chosen(parts):
                 continue
             places, touched = _linked(program, place)
-            apart |= places
+            independent |= places
             most = max(most, sum(_work(program, program.ops[n]) for n in touched))
-    return apart if most and most >= _LEAST_WORK * sum(_work(program, op) for op in program.ops) else set()
+    return independent if most and most >= _LEAST_WORK * sum(_work(program, op) for op in program.ops) else set()
 
 
 def _products(op: Op) -> list[Position]:
@@ -148,8 +148,8 @@ def _linked(program: Program, start: Place) -> tuple[frozenset[Place], set[int]]
             op = program.ops[number]
             touched.add(number)
             along = _row_positions(op, program)
-            for array, it in enumerate(op.operands + op.results):
-                for position in along.get((array, dim), ()) if it == value else ():
+            for array, operand in enumerate(op.operands + op.results):
+                for position in along.get((array, dim), ()) if operand == value else ():
                     if (place := _place(op, position)) not in places:
                         places.add(place)
                         waiting.append(place)
