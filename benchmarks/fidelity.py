@@ -70,7 +70,7 @@ SENTENCE = (
 START, END = "<!-- fidelity: written by benchmarks/fidelity.py -->", "<!-- fidelity: end -->"
 MOST_SECONDS, MOST_DIFFERENCES = 900.0, 8
 AIM, LONGER_AIM = 0.95, 0.03
-NAMED = 4  # plans below the aim that the page names
+NAMED = 3  # plans below the aim that the page names
 FOLDER = Path("build/fidelity")
 CORPUS = "corpus:"
 

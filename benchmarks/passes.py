@@ -167,8 +167,6 @@ def worth_of_each(table: list[Row], measured: int, programs: int) -> list[str]:
         ordered = sorted((row for row in table if row[counted] > 0), key=lambda row: -row[worth])
         return ", ".join(f"{row['name']} {form.format(row[worth])}" for row in ordered)
 
-    moving = {row["name"] for row in table if row["peaks"] or row["computes"]}
-    others = ", ".join(name for name in PASSES if name not in moving)
     return [
         f"{measured} of {programs} pairs of a program and a machine were predicted again.",
         "",
@@ -177,7 +175,6 @@ def worth_of_each(table: list[Row], measured: int, programs: int) -> list[str]:
         f"| peaks | {listed('peak', '{:+.1f}', 'peaks')} |",
         f"| compute | {listed('compute', '{:+.1f}', 'computes')} |",
         f"| plans | {listed('regret', '{:.1%}', 'plans')} (how much slower the plan is that looks best without it) |",
-        f"| neither | {others} |",
     ]
 
 
