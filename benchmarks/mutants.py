@@ -33,7 +33,7 @@ TESTS = {
     "rewrite.recompute": "recompute offload",
     "plan.partials": "reduce_scatter emit_reductions loop_sums",
     "search.mcts": "search moves",
-    "ask_xla.collectives": "verify_partitioned emit_reductions",
+    "ask_xla.collectives": "compiled_text verify_partitioned emit_reductions",
 }
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
