@@ -26,8 +26,8 @@ from toast_cli.xla.build import INDEX, Builder
 #     concatenate(slice(x, 61..64), slice(x, 0..61))
 #         select(position < 3, pad(x, -61, +61), pad(x, +3, -3))
 #
-# Results are the same, bit by bit. Without this, steps of stencils by `jnp.roll` take 5 to 16 times as long on 16 chips,
-# and token shifts along one long sequence three times.
+# Results are the same, bit by bit. Without this, steps of stencils by `jnp.roll` take 5 to 16 times as long on 16
+# chips, and token shifts along one long sequence three times.
 
 SHIFTED = frozenset({CONCATENATE, PAD, SLICE})
 _OWN = frozenset(
